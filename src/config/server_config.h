@@ -1,0 +1,84 @@
+// Every flag of the server as one value. Filled from the one flag table (flags.h): command line > environment alias >
+// --config file > default.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "config/model_config.h"
+
+namespace sluice {
+
+struct ServerConfig {
+  // model
+  std::string model_path;               // "": the bundled model
+  std::string tokenizer_path;           // "": model_path
+  std::string served_model_name;        // "": last part of the model path
+  std::string load_format = "auto";     // auto, safetensors, dummy
+  int64_t context_length = 0;           // 0: the model's
+  ModelOverrides overrides;
+  std::string dtype = "auto";           // auto (bf16), bfloat16, float32
+  std::string kv_cache_dtype = "auto";  // auto (= dtype), bf16, fp8_e4m3, float32
+  std::string index_cache_dtype = "auto";
+  int64_t random_seed = 0;
+  std::string device = "cpu";
+  std::string cpu_isa = "auto";         // auto, avx2, avx512, avx512_bf16
+  int64_t threads = 0;                  // compute threads in all; 0: cores of the cgroup
+  // http
+  std::string host = "127.0.0.1";
+  int64_t port = 30000;
+  std::string api_key, admin_api_key;
+  std::string log_level = "info";
+  bool enable_sglang_metrics = false;
+  std::string sampling_defaults = "model";  // model, openai
+  int64_t max_body_bytes = 16 << 20;
+  int64_t max_connections = 8192;
+  double shutdown_timeout_s = 30;
+  // memory and scheduling
+  double mem_fraction_static = 0.8;
+  int64_t max_running_requests = 64;
+  int64_t max_queued_requests = 1024;
+  int64_t max_total_tokens = 0;         // 0: from memory
+  int64_t chunked_prefill_size = 2048;  // -1: off
+  int64_t max_prefill_tokens = 16384;
+  int64_t page_size = 64;
+  std::string schedule_policy = "fcfs"; // fcfs, lpm
+  bool enable_priority_scheduling = false;
+  std::string radix_eviction_policy = "lru";
+  bool disable_radix_cache = false;
+  double schedule_conservativeness = 1.0;
+  int64_t step_depth = 1;               // steps planned ahead: 0 or 1
+  double decode_log_interval_s = 30;
+  // DSA
+  bool nsa_dequant_only_topk = true;
+  bool nsa_dequant_verify = false;
+  // host and storage tiers
+  bool enable_hierarchical_cache = false;
+  double hicache_ratio = 2.0;
+  double hicache_size_gb = 0;           // per rank; overrides the ratio
+  std::string hicache_write_policy = "write_through";
+  std::string hicache_io_backend = "direct";
+  std::string hicache_mem_layout = "layer_first";
+  std::string hicache_storage_backend;  // "", file, redis
+  std::string hicache_storage_prefetch_policy = "best_effort";
+  std::string hicache_storage_extra_config;
+  bool debug_kv = false;
+  double verify_cache = 0;
+  // parallel
+  int64_t tp_size = 1, attn_cp_size = 1, ep_size = 1;
+  // disaggregation, speculation
+  std::string disaggregation_mode = "null";
+  std::string speculative_algorithm;
+  int64_t speculative_num_steps = 0, speculative_num_draft_tokens = 0, speculative_eagle_topk = 1;
+
+  std::vector<std::string> notices;     // one line each, logged at start: accepted without effect, environment aliases in force
+  std::string ResolvedJson() const;     // for /server_info
+};
+
+// Parses argv (without the command word). Errors: unknown flag, bad value, illegal combination; each names flag, value, what
+// is legal and what to do. `getenv_fn` is injected for tests.
+StatusOr<ServerConfig> ParseServerFlags(const std::vector<std::string>& args);
+
+}  // namespace sluice

@@ -1,0 +1,45 @@
+// The engine: one thread that owns all scheduling and cache state, and the executor it drives.
+//
+// Thread-safe: Submit, Abort*, Flush, Snapshot. Every submitted request ends exactly once through its OutputChannel.
+// The same step loop runs under the simulation with a virtual clock (StepOnce), so nothing here reads system time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "cache/kv_cache.h"
+#include "request/request.h"
+
+namespace sluice {
+
+struct EngineSnapshot {
+  int64_t running = 0, queued = 0, used_tokens = 0, max_total_tokens = 0, steps = 0;
+  int64_t prompt_tokens_total = 0, generation_tokens_total = 0, cached_tokens_total = 0, retractions_total = 0;
+  int64_t requests_finished = 0, requests_aborted = 0, requests_failed = 0, requests_rejected = 0;
+  double cpu_seconds = 0;             // of the engine thread
+  CacheStats cache;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Takes the request or says why not: Exhausted when the queue is full (503), Invalid when prompt + 1 exceeds the context
+  // or the pool (400), Unavailable while shutting down (503). After OK exactly one final event per choice follows.
+  virtual Status Submit(Request request) = 0;
+  // By rid; true if such a request was known (queued or running). The final event has kAbort.
+  virtual bool Abort(const std::string& rid) = 0;
+  virtual int64_t AbortAll() = 0;
+  // False (and no change) when requests run or wait.
+  virtual bool Flush() = 0;
+  virtual bool DropDeviceCache() = 0;
+  virtual EngineSnapshot Snapshot() const = 0;
+  // Refuses new work; running and queued requests go on until `deadline` (engine clock), then are aborted; returns when idle.
+  virtual void Drain(Nanos deadline) = 0;
+};
+
+}  // namespace sluice

@@ -1,0 +1,49 @@
+// The device pages of one rank set: per lane one arena, inside it one slab per (component, layer) of page-sized blocks.
+//
+// Owns the memory; reserved at start (mmap, no commit), touched when first written. Which page is free or leased is the
+// business of cache/; this class only turns (page, component, layer) into an address. Page id p of the pool lives on lane
+// p % lanes at local index p / lanes (the one owner function). Local page 0 of each lane is a scratch page for dummy rows.
+// Thread-safe after construction (addresses only).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "base/ids.h"
+#include "kv/kv_layout.h"
+
+namespace sluice {
+
+inline int32_t PageOwner(PageId page, int32_t lanes) { return page.value % lanes; }
+inline int32_t PageLocal(PageId page, int32_t lanes) { return page.value / lanes; }
+
+class DevicePool {
+ public:
+  // pages_per_lane includes the scratch page. REQUIRES lanes >= 1.
+  static StatusOr<std::unique_ptr<DevicePool>> Make(const KvLayout& layout, int32_t lanes, int64_t pages_per_lane);
+  ~DevicePool();
+
+  const KvLayout& layout() const { return layout_; }
+  int32_t lanes() const { return lanes_; }
+  int64_t pages_per_lane() const { return pages_per_lane_; }
+  int64_t usable_pages() const { return (pages_per_lane_ - 1) * lanes_; }  // without the scratch pages
+  int64_t tokens() const { return usable_pages() * kPageTokens; }
+
+  std::byte* Latent(LogicalLayer layer, PageId page) const;   // latent_page_bytes()
+  std::byte* Index(LogicalLayer layer, PageId page) const;    // index_page_bytes(); layer must own index K
+  std::byte* Piece(const KvPiece& piece, PageId page) const;
+  // Start of the slab of one lane, for kernels that address pages themselves: block i is local page i.
+  std::byte* LatentSlab(LogicalLayer layer, int32_t lane) const;
+  std::byte* IndexSlab(LogicalLayer layer, int32_t lane) const;
+  void Poison(PageId page) const;  // fills all pieces with 0xff bytes (NaN in every format)
+
+ private:
+  DevicePool(const KvLayout& layout, int32_t lanes, int64_t pages_per_lane);
+  KvLayout layout_;
+  int32_t lanes_;
+  int64_t pages_per_lane_;
+  int64_t lane_bytes_ = 0;
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace sluice
