@@ -8,8 +8,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "base/ids.h"
+#include "base/status.h"
 #include "kv/kv_layout.h"
 
 namespace sluice {
@@ -22,11 +24,14 @@ class DevicePool {
   // pages_per_lane includes the scratch page. REQUIRES lanes >= 1.
   static StatusOr<std::unique_ptr<DevicePool>> Make(const KvLayout& layout, int32_t lanes, int64_t pages_per_lane);
   ~DevicePool();
+  DevicePool(const DevicePool&) = delete;
+  DevicePool& operator=(const DevicePool&) = delete;
 
   const KvLayout& layout() const { return layout_; }
   int32_t lanes() const { return lanes_; }
   int64_t pages_per_lane() const { return pages_per_lane_; }
   int64_t usable_pages() const { return (pages_per_lane_ - 1) * lanes_; }  // without the scratch pages
+  int64_t reserved_bytes() const { return lane_bytes_ * lanes_; }
   int64_t tokens() const { return usable_pages() * kPageTokens; }
 
   std::byte* Latent(LogicalLayer layer, PageId page) const;   // latent_page_bytes()
@@ -39,10 +44,15 @@ class DevicePool {
 
  private:
   DevicePool(const KvLayout& layout, int32_t lanes, int64_t pages_per_lane);
+  std::byte* Block(int64_t slab, int64_t bytes, PageId page) const {
+    return base_ + PageOwner(page, lanes_) * lane_bytes_ + slab + PageLocal(page, lanes_) * bytes;
+  }
+
   KvLayout layout_;
   int32_t lanes_;
   int64_t pages_per_lane_;
   int64_t lane_bytes_ = 0;
+  std::vector<int64_t> latent_slab_, index_slab_;  // offset of a slab inside its lane, by compact layer
   std::byte* base_ = nullptr;
 };
 

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/digest.h"
@@ -23,6 +24,10 @@
 namespace sluice {
 
 constexpr int64_t kPageTokens = 64;
+constexpr int64_t kScaleTile = 128;  // latent values that share one f32 scale in the fp8 row
+
+// How scales are made, part of the bytes' identity: every writer of fp8 rows follows it, and a change needs a new name.
+constexpr std::string_view kScaleRule = "f32:amax/448";
 
 enum class KvComponent : uint8_t { kLatent, kIndex };
 
@@ -61,9 +66,9 @@ class KvLayout {
   const std::vector<KvPiece>& pieces() const { return pieces_; }          // by layer, latent before index
   const std::vector<LogicalLayer>& latent_layers() const { return latent_layers_; }
   const std::vector<LogicalLayer>& index_layers() const { return index_layers_; }
-  // Slot of the layer among the owners of the component; invalid() when the layer has none.
-  CompactLayer LatentSlot(LogicalLayer layer) const;
-  CompactLayer IndexSlot(LogicalLayer layer) const;
+  // Slot of the layer among the owners of the component; not valid() when the layer has none.
+  CompactLayer LatentSlot(LogicalLayer layer) const { return Slot(latent_slot_, layer); }
+  CompactLayer IndexSlot(LogicalLayer layer) const { return Slot(index_slot_, layer); }
   std::vector<LogicalLayer> layers() const { return latent_layers_; }     // every layer that writes KV
 
   int64_t page_bytes() const { return page_bytes_; }                      // all pieces
@@ -73,11 +78,19 @@ class KvLayout {
   const Digest256& content_fingerprint() const { return fingerprint_; }
 
  private:
+  static CompactLayer Slot(const std::vector<CompactLayer>& table, LogicalLayer layer) {
+    const auto i = size_t(uint32_t(layer.value));
+    return i < table.size() ? table[i] : CompactLayer();
+  }
+  void AddPiece(KvComponent component, LogicalLayer layer, CompactLayer slot, int64_t bytes);
+  void ComputeFingerprint(const ModelConfig& model);
+
   KvLayoutOptions options_;
   int64_t kv_lora_ = 0, rope_ = 0, index_dim_ = 0;
   int64_t latent_row_bytes_ = 0, index_page_bytes_ = 0, page_bytes_ = 0;
   std::vector<KvPiece> pieces_;
   std::vector<LogicalLayer> latent_layers_, index_layers_;
+  std::vector<CompactLayer> latent_slot_, index_slot_;  // by logical layer
   Digest256 fingerprint_{};
 };
 

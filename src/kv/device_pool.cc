@@ -1,0 +1,91 @@
+#include "kv/device_pool.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "base/check.h"
+
+namespace sluice {
+namespace {
+constexpr int64_t kSlabAlign =
+    4096;  // slabs start on memory pages so that an untouched layer commits nothing
+}
+
+DevicePool::DevicePool(const KvLayout& layout, int32_t lanes, int64_t pages_per_lane)
+    : layout_(layout), lanes_(lanes), pages_per_lane_(pages_per_lane) {
+  latent_slab_.resize(layout_.latent_layers().size());
+  index_slab_.resize(layout_.index_layers().size());
+  for (const KvPiece& piece : layout_.pieces()) {
+    auto& slabs = piece.component == KvComponent::kLatent ? latent_slab_ : index_slab_;
+    slabs[size_t(piece.slot.value)] = lane_bytes_;
+    lane_bytes_ += AlignUp(piece.bytes * pages_per_lane_, kSlabAlign);
+  }
+}
+
+DevicePool::~DevicePool() {
+  if (base_ != nullptr) munmap(base_, size_t(reserved_bytes()));
+}
+
+StatusOr<std::unique_ptr<DevicePool>> DevicePool::Make(const KvLayout& layout, int32_t lanes,
+                                                       int64_t pages_per_lane) {
+  SLUICE_CHECK(lanes >= 1, "lanes {}", lanes);
+  if (pages_per_lane < 2) {
+    return Invalid(
+        "device pool: {} pages a lane; at least 2 are needed (one is scratch): raise --max-total-tokens or "
+        "--mem-fraction-static",
+        pages_per_lane);
+  }
+  const int64_t limit = std::numeric_limits<int32_t>::max() / lanes;
+  if (pages_per_lane > limit) {
+    return Invalid("device pool: {} pages a lane exceed the limit of {}; lower --max-total-tokens",
+                   pages_per_lane, limit);
+  }
+  std::unique_ptr<DevicePool> pool(new DevicePool(layout, lanes, pages_per_lane));
+  void* p = mmap(nullptr, size_t(pool->reserved_bytes()), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    return Exhausted("device pool: cannot reserve {} bytes: {}; lower --max-total-tokens",
+                     pool->reserved_bytes(), std::strerror(errno));
+  }
+  pool->base_ = static_cast<std::byte*>(p);
+  return pool;
+}
+
+std::byte* DevicePool::Latent(LogicalLayer layer, PageId page) const {
+  const CompactLayer slot = layout_.LatentSlot(layer);
+  SLUICE_DCHECK(slot.valid() && page.valid() && page.value < lanes_ * pages_per_lane_, "layer {} page {}",
+                layer.value, page.value);
+  return Block(latent_slab_[size_t(slot.value)], layout_.latent_page_bytes(), page);
+}
+
+std::byte* DevicePool::Index(LogicalLayer layer, PageId page) const {
+  const CompactLayer slot = layout_.IndexSlot(layer);
+  SLUICE_DCHECK(slot.valid() && page.valid() && page.value < lanes_ * pages_per_lane_, "layer {} page {}",
+                layer.value, page.value);
+  return Block(index_slab_[size_t(slot.value)], layout_.index_page_bytes(), page);
+}
+
+std::byte* DevicePool::Piece(const KvPiece& piece, PageId page) const {
+  return piece.component == KvComponent::kLatent ? Latent(piece.layer, page) : Index(piece.layer, page);
+}
+
+std::byte* DevicePool::LatentSlab(LogicalLayer layer, int32_t lane) const {
+  const CompactLayer slot = layout_.LatentSlot(layer);
+  SLUICE_DCHECK(slot.valid() && lane >= 0 && lane < lanes_);
+  return base_ + lane * lane_bytes_ + latent_slab_[size_t(slot.value)];
+}
+
+std::byte* DevicePool::IndexSlab(LogicalLayer layer, int32_t lane) const {
+  const CompactLayer slot = layout_.IndexSlot(layer);
+  SLUICE_DCHECK(slot.valid() && lane >= 0 && lane < lanes_);
+  return base_ + lane * lane_bytes_ + index_slab_[size_t(slot.value)];
+}
+
+void DevicePool::Poison(PageId page) const {
+  for (const KvPiece& piece : layout_.pieces()) std::memset(Piece(piece, page), 0xff, size_t(piece.bytes));
+}
+
+}  // namespace sluice
