@@ -1,0 +1,66 @@
+#include "comm/communicator.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/random.h"
+
+namespace sluice {
+namespace {
+
+template <typename F>
+void OnRanks(std::vector<std::unique_ptr<Communicator>>& comms, F f) {
+  std::vector<std::thread> threads;
+  for (auto& c : comms) threads.emplace_back([&f, &c] { f(*c); });
+  for (auto& t : threads) t.join();
+}
+
+TEST(ThreadCommunicator, FenceMakesPutsVisibleInEveryRound) {
+  for (const bool spin : {false, true})
+    for (const int32_t ranks : {1, 2, 3, 4, 8}) {
+      auto comms = MakeThreadCommunicators(ranks, {.spin = spin});
+      std::vector<std::vector<int64_t>> arena(ranks, std::vector<int64_t>(ranks, -1));
+      std::atomic<int> wrong{0};
+      OnRanks(comms, [&](Communicator& c) {
+        for (int64_t round = 0; round < 200; ++round) {
+          const int64_t mine = round * 100 + c.rank().value;
+          for (int32_t p = 0; p < c.size(); ++p)
+            c.Put(Rank(p), &mine, sizeof(mine), &arena[p][c.rank().value]);
+          c.Fence();
+          for (int32_t p = 0; p < c.size(); ++p)
+            if (arena[c.rank().value][p] != round * 100 + p) ++wrong;
+          c.Fence();  // reads of this round before writes of the next
+        }
+      });
+      EXPECT_EQ(wrong, 0);
+      EXPECT_EQ(comms[0]->stats().bytes_put, 200 * 8 * (ranks - 1)) << "a rank's own bytes do not count";
+    }
+}
+
+TEST(ThreadCommunicator, AllGatherKeepsRankOrderThoughRanksArriveInAnyOrder) {
+  auto comms = MakeThreadCommunicators(4, {});
+  std::atomic<int> wrong{0};
+  OnRanks(comms, [&](Communicator& c) {
+    SeededStream random(uint64_t(c.rank().value) + 1);
+    std::vector<int32_t> all(4 * 3);
+    for (int32_t round = 0; round < 100; ++round) {
+      if (random.Chance(0.2)) std::this_thread::yield();
+      const int32_t mine[3] = {round, c.rank().value, round * c.rank().value};
+      c.AllGather(mine, sizeof(mine), all.data());
+      for (int32_t r = 0; r < 4; ++r)
+        if (all[r * 3] != round || all[r * 3 + 1] != r || all[r * 3 + 2] != round * r) ++wrong;
+    }
+  });
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(comms[2]->stats().bytes_gathered, 100 * 12 * 3);
+}
+
+TEST(ThreadCommunicator, SpinsOnlyWhenEveryThreadHasACore) {
+  EXPECT_FALSE(MaySpin(2, 1, 2));
+  EXPECT_TRUE(MaySpin(2, 1, 4));
+  EXPECT_FALSE(MaySpin(8, 2, 16));
+}
+
+}  // namespace
+}  // namespace sluice
