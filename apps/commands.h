@@ -1,0 +1,74 @@
+// The commands of the `sluice` executable: one row here, one file cmd_<name>.cc with its Run function.
+//
+// A Run function gets the words after its command, answers --help itself, writes results to stdout and
+// complaints to stderr, and returns an ExitCode. CMake globs cmd_*.cc.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace sluice {
+
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitCheckFailed = 1,  // the command ran and what it checks does not hold
+  kExitUsage = 2,        // unknown flag, bad value, illegal combination
+  kExitEnvironment = 3,  // a file, port, peer or resource is missing or fails
+};
+
+struct Command {
+  std::string_view name;  // "serve", "bench ops"
+  std::string_view summary;
+  int (*run)(const std::vector<std::string>& args);
+};
+
+// The commands of this build.
+const std::vector<Command>& Commands();
+
+// The exit code that a status stands for (base/status.h says which error is which).
+ExitCode ExitCodeOf(const Status& status);
+
+// Prints "sluice <command>: <message>" to stderr and returns the exit code; for usage errors a pointer to
+// --help follows.
+int FailWith(std::string_view command, const Status& status);
+
+// Weak: a command whose file a build leaves out is null and gets no row.
+#define SLUICE_COMMAND(function) [[gnu::weak]] int function(const std::vector<std::string>& args)
+SLUICE_COMMAND(RunServe);
+SLUICE_COMMAND(RunRouter);
+SLUICE_COMMAND(RunRun);
+SLUICE_COMMAND(RunChat);
+SLUICE_COMMAND(RunEval);
+SLUICE_COMMAND(RunBenchServing);
+SLUICE_COMMAND(RunBenchModel);
+SLUICE_COMMAND(RunBenchOps);
+SLUICE_COMMAND(RunBenchRadix);
+SLUICE_COMMAND(RunBenchTransfer);
+SLUICE_COMMAND(RunReplay);
+SLUICE_COMMAND(RunSimulate);
+SLUICE_COMMAND(RunInspect);
+SLUICE_COMMAND(RunPlan);
+#undef SLUICE_COMMAND
+
+inline constexpr Command kCommandTable[] = {
+    {"serve", "serve a model over the OpenAI-compatible HTTP API", RunServe},
+    {"router", "front door of several servers (prefill/decode, cache-aware)", RunRouter},
+    {"run", "answer one prompt, without HTTP", RunRun},
+    {"chat", "chat with a server in the terminal", RunChat},
+    {"eval", "accuracy, and equality of outputs between cache passes", RunEval},
+    {"bench serving", "load generator against a server", RunBenchServing},
+    {"bench model", "prefill and decode speed by length and batch", RunBenchModel},
+    {"bench ops", "each kernel at real shapes against its limit", RunBenchOps},
+    {"bench radix", "prefix match and insert against memcmp", RunBenchRadix},
+    {"bench transfer", "copies between tiers and instances against a plain copy", RunBenchTransfer},
+    {"replay", "run a request trace through the scheduler and the cache", RunReplay},
+    {"simulate", "deterministic simulation with injected faults", RunSimulate},
+    {"inspect", "geometry, layout, memory plan and kernels of a model", RunInspect},
+    {"plan", "tokens per cache tier for a cluster shape", RunPlan},
+};
+
+}  // namespace sluice
