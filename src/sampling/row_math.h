@@ -1,0 +1,34 @@
+// Plain loops over one row of logits. Same bits on every x86-64: no contraction, fixed order of every sum.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice {
+
+struct RowScan {
+  float max = 0;          // greatest value; meaningless when `unusable`
+  bool unusable = false;  // a NaN or +inf is in the row, or nothing but -inf
+};
+
+// n >= 1.
+RowScan ScanRow(const float* x, int32_t n);
+// Lowest index of `max`, which must be in the row. -0 equals +0.
+int32_t FirstIndexOf(const float* x, int32_t n, float max);
+// w[i] = exp((x[i] - max) / temperature), 0 below exp(-87). REQUIRES temperature > 0, x[i] <= max, max
+// finite.
+void ExpWeights(const float* x, int32_t n, float max, float temperature, float* w);
+// Sum of blocks of 64 in order, each block summed in order, in double.
+double SumBlocks(const float* w, int32_t n);
+// log(sum(exp(x))). `w` is scratch for n values.
+double LogSumExp(const float* x, int32_t n, float max, float* w);
+// 64-bit hash of the row's bits.
+uint64_t HashRow(const float* x, int32_t n);
+// Joins the hashes of a request's steps in order.
+constexpr uint64_t JoinHash(uint64_t all, uint64_t next) {
+  uint64_t z = (all ^ next) + 0x9E3779B97F4A7C15ull + (all << 6) + (all >> 2);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
+}  // namespace sluice

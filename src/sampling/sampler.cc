@@ -1,0 +1,225 @@
+#include "sampling/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "base/random.h"
+#include "sampling/row_math.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint32_t kPurposeToken =
+    1;  // last word of the counter: other uses of the same seed get other numbers
+
+Status UnusableLogits(int32_t position, const char* when) {
+  return Internal(
+      "logits at position {} {} hold a NaN, an infinity or no finite value; the request was ended and its "
+      "cache rows were "
+      "dropped",
+      position, when);
+}
+
+}  // namespace
+
+double UniformAt(uint64_t seed, int32_t choice, int32_t position) {
+  const auto r = Philox4x32({uint32_t(position), uint32_t(choice), 0, kPurposeToken},
+                            {uint32_t(seed), uint32_t(seed >> 32)});
+  return double((uint64_t(r[0]) << 21) ^ (r[1] >> 11)) * 0x1.0p-53;
+}
+
+Sampler::Sampler(int32_t vocab_size, int32_t num_slots)
+    : vocab_(vocab_size), slots_(size_t(num_slots)), work_(size_t(vocab_size)), weights_(size_t(vocab_size)) {
+  SLUICE_CHECK(vocab_size > 0 && num_slots > 0, "vocab {} slots {}", vocab_size, num_slots);
+  candidates_.reserve(size_t(vocab_size));
+}
+
+void Sampler::InitSlot(const SlotInit& init) {
+  SLUICE_CHECK(init.slot.valid() && size_t(init.slot.value) < slots_.size(), "slot {}", init.slot.value);
+  Slot& slot = slots_[size_t(init.slot.value)];
+  slot.last_token = -1;
+  slot.track_tokens = init.track_tokens;
+  slot.logit_bias = init.logit_bias;
+  slot.stop_token_ids = init.stop_token_ids;
+  if (init.track_tokens) {
+    slot.history.Reset(init.prompt_tokens, init.output_tokens);
+  } else {
+    slot.history.Reset({}, {});
+  }
+}
+
+const float* Sampler::Adjust(const SampleRow& row, const Slot& slot, const float* logits) {
+  const bool penalties = slot.track_tokens && (row.repetition_penalty != 1.0f ||
+                                               row.frequency_penalty != 0.0f || row.presence_penalty != 0.0f);
+  const bool masks = row.suppress_stop && !slot.stop_token_ids.empty();
+  if (!penalties && slot.logit_bias.empty() && !masks) return nullptr;
+  std::copy(logits, logits + vocab_, work_.begin());
+  if (penalties) {
+    for (const auto& seen : slot.history.seen()) {
+      if (seen.token < 0 || seen.token >= vocab_) continue;
+      float& x = work_[size_t(seen.token)];
+      x = x > 0 ? x / row.repetition_penalty : x * row.repetition_penalty;
+      if (seen.produced > 0) x -= row.frequency_penalty * float(seen.produced) + row.presence_penalty;
+    }
+  }
+  for (const auto& [token, bias] : slot.logit_bias) {
+    if (token >= 0 && token < vocab_) work_[size_t(token)] += bias;
+  }
+  if (masks) {
+    for (const int32_t token : slot.stop_token_ids) {
+      if (token >= 0 && token < vocab_) work_[size_t(token)] = -std::numeric_limits<float>::infinity();
+    }
+  }
+  return work_.data();
+}
+
+void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* out) {
+  Slot& slot = slots_[size_t(row.slot.value)];
+  out->slot = row.slot;
+  out->token = -1;
+  out->logprob = 0;
+  out->top.clear();
+  out->logits_hash = 0;
+  out->status = OkStatus();
+  const RowScan raw = ScanRow(logits, vocab_);
+  if (raw.unusable) {
+    out->status = UnusableLogits(row.position, "from the model");
+    return;
+  }
+  if (row.hash_logits) out->logits_hash = HashRow(logits, vocab_);
+  if (row.sample) {
+    const float* x = logits;
+    float max = raw.max;
+    if (const float* adjusted = Adjust(row, slot, logits)) {
+      const RowScan scan = ScanRow(adjusted, vocab_);
+      if (scan.unusable) {
+        out->status = UnusableLogits(row.position, "after penalties, bias and min_tokens");
+        return;
+      }
+      x = adjusted;
+      max = scan.max;
+    }
+    out->token = row.temperature == 0 || row.top_k == 1 ? FirstIndexOf(x, vocab_, max) : Draw(row, x, max);
+    slot.last_token = out->token;
+    if (slot.track_tokens) slot.history.AddOutput(out->token);
+  }
+  if (row.top_logprobs >= 0 || (!row.sample && row.logprob_of >= 0)) FillLogprobs(row, logits, raw.max, out);
+}
+
+int32_t Sampler::Draw(const SampleRow& row, const float* x, float max) {
+  ExpWeights(x, vocab_, max, row.temperature, weights_.data());
+  const double uniform = UniformAt(row.seed, row.choice, row.position);
+  const bool top_k = row.top_k > 0 && row.top_k < vocab_;
+  if (!top_k && row.top_p >= 1.0f && row.min_p <= 0.0f) return DrawAmongAll(uniform);
+  return DrawFiltered(row, uniform);
+}
+
+// Inverse of the cumulative distribution in id order, in the same blocks as SumBlocks so that both sums
+// agree.
+int32_t Sampler::DrawAmongAll(double uniform) const {
+  const double target = uniform * SumBlocks(weights_.data(), vocab_);
+  double before = 0;
+  int32_t last_positive = 0;
+  for (int32_t begin = 0; begin < vocab_; begin += 64) {
+    double block = 0;
+    const int32_t end = std::min(vocab_, begin + 64);
+    for (int32_t i = begin; i < end; ++i) block += double(weights_[size_t(i)]);
+    if (block > 0 && before + block > target) {
+      double inside = 0;
+      for (int32_t i = begin; i < end; ++i) {
+        if (weights_[size_t(i)] <= 0) continue;
+        last_positive = i;
+        inside += double(weights_[size_t(i)]);
+        if (before + inside > target) return i;
+      }
+      return last_positive;
+    }
+    before += block;
+  }
+  for (int32_t i = vocab_ - 1; i >= 0; --i) {
+    if (weights_[size_t(i)] > 0) return i;
+  }
+  return last_positive;
+}
+
+int32_t Sampler::DrawFiltered(const SampleRow& row, double uniform) {
+  const auto higher = [](const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+  };
+  const bool top_k = row.top_k > 0 && row.top_k < vocab_;
+  double total = 0;
+  // The highest weight is exactly 1. Tokens below `floor` cannot be kept: by min_p, or because all tokens
+  // below (1 - top_p) / vocab of the total together hold less than the share that top_p leaves out.
+  float floor = std::max(0.0f, row.min_p);
+  if (!top_k && row.top_p < 1.0f) {
+    total = SumBlocks(weights_.data(), vocab_);
+    const double left_out = 0.5 * std::min(1.0, 1.0 - double(row.top_p)) * total / double(vocab_);
+    floor = std::max(floor, float(left_out));
+  }
+  candidates_.clear();
+  for (int32_t i = 0; i < vocab_; ++i) {
+    const float w = weights_[size_t(i)];
+    if (w > 0 && (top_k ? true : w >= floor)) candidates_.push_back({w, i});
+  }
+  if (top_k && candidates_.size() > size_t(row.top_k)) {
+    std::nth_element(candidates_.begin(), candidates_.begin() + row.top_k, candidates_.end(), higher);
+    candidates_.resize(size_t(row.top_k));
+  }
+  std::sort(candidates_.begin(), candidates_.end(), higher);
+  if (row.top_p < 1.0f) {
+    if (top_k) {
+      for (const Candidate& c : candidates_) total += double(c.weight);
+    }
+    const double wanted = std::max(0.0f, row.top_p) * total;
+    double sum = 0;
+    size_t keep = 0;
+    while (keep < candidates_.size()) {
+      sum += double(candidates_[keep++].weight);
+      if (sum >= wanted) break;
+    }
+    candidates_.resize(keep);
+  }
+  size_t keep = candidates_.size();
+  while (keep > 1 && candidates_[keep - 1].weight < row.min_p) --keep;
+  candidates_.resize(keep);
+  double kept = 0;
+  for (const Candidate& c : candidates_) kept += double(c.weight);
+  const double target = uniform * kept;
+  double sum = 0;
+  for (const Candidate& c : candidates_) {
+    sum += double(c.weight);
+    if (sum > target) return c.token;
+  }
+  return candidates_.back().token;
+}
+
+void Sampler::FillLogprobs(const SampleRow& row, const float* logits, float max, SampledToken* out) {
+  const double norm = LogSumExp(logits, vocab_, max, weights_.data());
+  const int32_t of = row.sample ? out->token : row.logprob_of;
+  if (of >= 0 && of < vocab_) out->logprob = float(double(logits[of]) - norm);
+  const size_t wanted = size_t(std::clamp(row.top_logprobs, 0, vocab_));
+  if (wanted == 0) return;
+  // A heap of the best so far, its worst on top; ids come in ascending order, so an equal value never
+  // displaces one.
+  const auto worse_on_top = [](const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+  };
+  candidates_.clear();
+  for (int32_t i = 0; i < vocab_; ++i) {
+    if (candidates_.size() < wanted) {
+      candidates_.push_back({logits[i], i});
+      std::push_heap(candidates_.begin(), candidates_.end(), worse_on_top);
+    } else if (logits[i] > candidates_.front().weight) {
+      std::pop_heap(candidates_.begin(), candidates_.end(), worse_on_top);
+      candidates_.back() = {logits[i], i};
+      std::push_heap(candidates_.begin(), candidates_.end(), worse_on_top);
+    }
+  }
+  std::sort_heap(candidates_.begin(), candidates_.end(), worse_on_top);
+  out->top.reserve(wanted);
+  for (const Candidate& c : candidates_) out->top.push_back({c.token, float(double(c.weight) - norm)});
+}
+
+}  // namespace sluice

@@ -1,0 +1,72 @@
+// Turns rows of logits into tokens.
+//
+// The token at position p is a pure function of (the logits at p, the slot's history, seed, choice, p): noise
+// comes from a counter, never from a stream, so batch neighbours, retraction, chunking or another engine
+// change nothing.
+//
+// Order of what is applied, on a copy when anything is:
+//   repetition penalty (prompt and output tokens: x > 0 ? x / r : x * r) > frequency and presence penalty
+//   (output tokens) > logit_bias > stop ids masked while min_tokens is not reached > temperature > top_k >
+//   top_p > min_p > one draw. temperature 0: the highest value, lowest id of a tie. top_k <= 0 or >=
+//   vocabulary: off. top_k keeps the k highest (ties: lowest ids). top_p keeps the shortest run of highest
+//   tokens whose share of what top_k left reaches top_p, at least one. min_p keeps tokens with at least min_p
+//   times the probability of the highest.
+// Logprobs (natural log) are those of the model: log-softmax of the raw logits, before all of the above.
+//
+// Owns per-slot state. One thread (the executor's). Sampling allocates nothing once a slot's history has
+// grown, except the list of top logprobs when it is asked for.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "batch/forward_batch.h"
+#include "sampling/token_history.h"
+
+namespace sluice {
+
+class Sampler {
+ public:
+  Sampler(int32_t vocab_size, int32_t num_slots);
+
+  void InitSlot(const SlotInit& init);
+  // The token last sampled for the slot; -1 after InitSlot.
+  int32_t LastToken(SlotId slot) const { return slots_[size_t(slot.value)].last_token; }
+  // Fills *out for one row of logits [vocab] and, when row.sample, records the token in the slot. Unusable
+  // logits (NaN, +inf or nothing but -inf, raw or after penalties and masks) set out->status and leave the
+  // slot as it was.
+  void Sample(const SampleRow& row, const float* logits, SampledToken* out);
+
+  int32_t vocab_size() const { return vocab_; }
+
+ private:
+  struct Slot {
+    int32_t last_token = -1;
+    bool track_tokens = false;
+    TokenHistory history;
+    std::vector<std::pair<int32_t, float>> logit_bias;
+    std::vector<int32_t> stop_token_ids;
+  };
+  struct Candidate {
+    float weight;
+    int32_t token;
+  };
+
+  // Null when the row needs no change, else the changed copy in work_.
+  const float* Adjust(const SampleRow& row, const Slot& slot, const float* logits);
+  int32_t Draw(const SampleRow& row, const float* x, float max);
+  int32_t DrawAmongAll(double uniform) const;
+  int32_t DrawFiltered(const SampleRow& row, double uniform);
+  void FillLogprobs(const SampleRow& row, const float* logits, float max, SampledToken* out);
+
+  const int32_t vocab_;
+  std::vector<Slot> slots_;
+  std::vector<float> work_;            // [vocab] adjusted logits
+  std::vector<float> weights_;         // [vocab]
+  std::vector<Candidate> candidates_;  // capacity vocab
+};
+
+// Uniform in [0, 1) with 53 bits for (seed, choice, position).
+double UniformAt(uint64_t seed, int32_t choice, int32_t position);
+
+}  // namespace sluice
