@@ -1,0 +1,133 @@
+// Internal to http/: one server connection as a coroutine, and the answer it is writing. Includes Asio and
+// Beast; only server.cc and connection.cc may include it.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include "http/server.h"
+
+namespace sluice::http_internal {
+
+class Connection;
+
+// What all connections of a server share; outlives them.
+struct ServerShared {
+  HttpServerOptions options;
+  HttpHandler* handler = nullptr;
+  std::atomic<bool> stopping{false};
+  std::atomic<int64_t> connections{0};
+};
+
+// One I/O thread. Kept alive by the server and by every exchange, so that a late Write or Post finds it.
+struct IoThread {
+  boost::asio::io_context context{1};
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{context.get_executor()};
+  std::atomic<bool> stopped{false};
+  std::unordered_map<Connection*, std::weak_ptr<Connection>> connections;  // this thread only
+  std::thread thread;
+};
+
+// State of one answer, shared by the connection (which writes) and the handle the handler has (which
+// produces).
+//
+//   producer: Respond / StartStream, Write, EndStream  ->  pending (framed bytes, bounded)  ->  connection:
+//   Pump
+class ExchangeCore : public std::enable_shared_from_this<ExchangeCore> {
+ public:
+  ExchangeCore(std::shared_ptr<IoThread> io, std::shared_ptr<ServerShared> shared,
+               std::weak_ptr<Connection> connection, bool http10, bool head_only, bool keep_alive);
+
+  // Producer side; any thread.
+  void Respond(HttpResponse response);
+  void StartStream(StreamHead head);
+  bool Write(std::string_view bytes);
+  void EndStream();
+  void OnGone(std::function<void(GoneReason)> callback);
+  bool gone() const;
+  void Abandon();  // the handler let go: 500 if nothing was said, else the answer is cut
+
+  // Connection side; I/O thread only.
+  struct Chunk {
+    std::string bytes;
+    bool ended = false, cut = false, probe = false;
+  };
+  Chunk Take();
+  void Written();
+  void MarkGone(GoneReason reason);
+  void RequestProbe();
+  bool streaming() const;
+  bool close_after() const;
+  std::string Filler() const;  // framed; "" = none
+  double filler_interval_s() const;
+
+  const std::shared_ptr<IoThread> io;
+  boost::asio::steady_timer wake;  // I/O thread only; cancelled when there is something to do
+
+ private:
+  void WakeLocked();
+  void AppendHeadLocked(int status, std::string_view content_type, const HttpHeaders& headers,
+                        std::optional<size_t> content_length);
+  void AppendFramedLocked(std::string_view bytes);
+
+  const std::shared_ptr<ServerShared> shared_;
+  const std::weak_ptr<Connection> connection_;
+  const bool http10_, head_only_;
+  mutable std::mutex mutex_;
+  std::string pending_;
+  size_t in_flight_ = 0;
+  bool keep_alive_, started_ = false, streaming_ = false, ended_ = false, cut_ = false, gone_ = false,
+                    probe_ = false;
+  bool wake_posted_ = false;
+  GoneReason reason_ = GoneReason::kClosed;
+  std::function<void(GoneReason)> on_gone_;
+  std::string filler_;
+  double filler_interval_s_ = 0;
+};
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(boost::asio::ip::tcp::socket socket, std::shared_ptr<IoThread> io,
+             std::shared_ptr<ServerShared> shared);
+  ~Connection();
+  void Start();
+  // I/O thread. Closes now if no request is being answered.
+  void CloseIfIdle();
+  void Close(GoneReason reason);
+
+ private:
+  boost::asio::awaitable<void> Run();
+  // Reads one request and has it answered; false: the connection ends.
+  boost::asio::awaitable<bool> ServeOne(bool first);
+  boost::asio::awaitable<bool> Pump(std::shared_ptr<ExchangeCore> core);
+  boost::asio::awaitable<void> Monitor(std::shared_ptr<ExchangeCore> core);
+  boost::asio::awaitable<bool> WriteAll(std::string_view bytes);
+  boost::asio::awaitable<void> Refuse(HttpResponse response);
+  bool PeerGone();
+
+  boost::beast::tcp_stream stream_;
+  boost::beast::flat_buffer buffer_;
+  std::shared_ptr<IoThread> io_;
+  std::shared_ptr<ServerShared> shared_;
+  std::shared_ptr<ExchangeCore> current_;  // being answered
+  bool timed_out_ = false;
+};
+
+// "Tue, 15 Nov 1994 08:12:31 GMT", renewed once a second.
+std::string HttpDate();
+// Head and body of a whole answer.
+std::string Serialise(const HttpResponse& response, bool keep_alive, bool head_only);
+
+}  // namespace sluice::http_internal
