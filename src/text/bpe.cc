@@ -15,21 +15,20 @@ void BpeMerges::Add(int32_t left, int32_t right, uint32_t rank, int32_t merged) 
   rules_.insert_or_assign(Key(left, right), Rule{rank, merged});
 }
 
-void BpeMerges::Merge(std::vector<int32_t>* symbols, std::vector<int32_t>* out) const {
-  if (symbols->size() > 1) {
-    if (symbols->size() <= kShortWord) {
-      MergeShort(symbols);
-    } else {
-      MergeLong(symbols);
-    }
+void BpeMerges::Merge(std::span<int32_t> symbols, std::vector<int32_t>* out) const {
+  size_t kept = symbols.size();
+  if (kept > kShortWord) {
+    kept = MergeLong(symbols);
+  } else if (kept > 1) {
+    kept = MergeShort(symbols);
   }
-  out->insert(out->end(), symbols->begin(), symbols->end());
+  out->insert(out->end(), symbols.begin(), symbols.begin() + static_cast<ptrdiff_t>(kept));
 }
 
-void BpeMerges::MergeShort(std::vector<int32_t>* symbols) const {
+size_t BpeMerges::MergeShort(std::span<int32_t> symbols) const {
   std::array<Rule, kShortWord> pairs;  // pairs[i]: the rule for symbols i, i+1
-  int32_t* s = symbols->data();
-  size_t n = symbols->size();
+  int32_t* s = symbols.data();
+  size_t n = symbols.size();
   for (size_t i = 0; i + 1 < n; ++i) pairs[i] = Find(s[i], s[i + 1]);
   while (n > 1) {
     size_t best = 0;
@@ -44,30 +43,31 @@ void BpeMerges::MergeShort(std::vector<int32_t>* symbols) const {
     if (best > 0) pairs[best - 1] = Find(s[best - 1], s[best]);
     if (best + 1 < n) pairs[best] = Find(s[best], s[best + 1]);
   }
-  symbols->resize(n);
+  return n;
 }
 
-void BpeMerges::MergeLong(std::vector<int32_t>* symbols) const {
+size_t BpeMerges::MergeLong(std::span<int32_t> symbols) const {
   struct Node {
     int32_t id;  // -1: merged away
     uint32_t prev, next;
   };
   constexpr uint32_t kEnd = 0xFFFFFFFFu;
-  const size_t n = symbols->size();
-  std::vector<Node> nodes(n);
-  for (size_t i = 0; i < n; ++i) {
-    nodes[i] = {(*symbols)[i], i == 0 ? kEnd : static_cast<uint32_t>(i - 1),
-                i + 1 == n ? kEnd : static_cast<uint32_t>(i + 1)};
-  }
+  const size_t n = symbols.size();
   // Heap of (rank, position), smallest first. An entry is stale when the pair at its position has another
   // rank by now.
   std::vector<uint64_t> heap;
   const auto entry = [](uint32_t rank, uint32_t pos) { return (static_cast<uint64_t>(rank) << 32) | pos; };
   for (uint32_t i = 0; i + 1 < n; ++i) {
-    const Rule rule = Find(nodes[i].id, nodes[i + 1].id);
+    const Rule rule = Find(symbols[i], symbols[i + 1]);
     if (rule.rank != kNoRank) heap.push_back(entry(rule.rank, i));
   }
+  if (heap.empty()) return n;
   std::make_heap(heap.begin(), heap.end(), std::greater<>());
+  std::vector<Node> nodes(n);
+  for (size_t i = 0; i < n; ++i) {
+    nodes[i] = {symbols[i], i == 0 ? kEnd : static_cast<uint32_t>(i - 1),
+                i + 1 == n ? kEnd : static_cast<uint32_t>(i + 1)};
+  }
   const auto offer = [&](uint32_t pos) {
     const Rule rule = Find(nodes[pos].id, nodes[nodes[pos].next].id);
     if (rule.rank == kNoRank) return;
@@ -92,8 +92,8 @@ void BpeMerges::MergeLong(std::vector<int32_t>* symbols) const {
     if (node.next != kEnd) offer(pos);
   }
   size_t kept = 0;
-  for (uint32_t pos = 0; pos != kEnd; pos = nodes[pos].next) (*symbols)[kept++] = nodes[pos].id;
-  symbols->resize(kept);
+  for (uint32_t pos = 0; pos != kEnd; pos = nodes[pos].next) symbols[kept++] = nodes[pos].id;
+  return kept;
 }
 
 }  // namespace sluice

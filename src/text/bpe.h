@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,8 +29,9 @@ class BpeMerges {
   void Reserve(size_t rules) { rules_.reserve(rules); }
   // The rank of a rule is its place in the list; as in the reference, a repeated pair keeps its last rule.
   void Add(int32_t left, int32_t right, uint32_t rank, int32_t merged);
-  // Applies, again and again, the rule of lowest rank (leftmost first), and appends the result to `out`.
-  void Merge(std::vector<int32_t>* symbols, std::vector<int32_t>* out) const;
+  // Applies, again and again, the rule of lowest rank (leftmost first), and appends the result to `out`;
+  // `symbols` is overwritten.
+  void Merge(std::span<int32_t> symbols, std::vector<int32_t>* out) const;
   size_t size() const { return rules_.size(); }
 
  private:
@@ -45,8 +47,9 @@ class BpeMerges {
     const auto it = rules_.find(Key(left, right));
     return it == rules_.end() ? Rule{kNoRank, -1} : it->second;
   }
-  void MergeShort(std::vector<int32_t>* symbols) const;
-  void MergeLong(std::vector<int32_t>* symbols) const;
+  // Both leave the result in front and return its length.
+  size_t MergeShort(std::span<int32_t> symbols) const;
+  size_t MergeLong(std::span<int32_t> symbols) const;
 
   absl::flat_hash_map<uint64_t, Rule> rules_;
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -16,6 +17,8 @@ namespace {
 
 constexpr std::string_view kByteLevelRegex =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+constexpr size_t kLongWord = 64;  // bytes; longer words are worth cutting before merging
 
 // GPT-2's printable stand-ins for bytes: 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF are themselves, the other bytes,
 // in order, are the code points from U+0100 on.
@@ -100,6 +103,12 @@ class BpeTokenizer final : public Tokenizer {
   void EncodePiece(std::string_view piece, const std::vector<std::pair<size_t, size_t>>& template_ranges,
                    std::vector<int32_t>* ids) const;
   void EncodePlain(std::string_view text, std::vector<int32_t>* ids) const;
+  struct Scratch {
+    std::vector<int32_t> symbols;
+    std::string prefixed;
+    std::vector<int32_t>* ids;
+  };
+  void SplitAndEncode(std::string_view piece, size_t step, Scratch* scratch) const;
   void EncodeWord(std::string_view word, std::vector<int32_t>* symbols, std::vector<int32_t>* ids) const;
   void AppendUnknown(bool previous_unknown, std::vector<int32_t>* symbols) const;
   std::string DecodedBytes(const std::string& token, const DecoderSpec& decoder) const;
@@ -107,7 +116,13 @@ class BpeTokenizer final : public Tokenizer {
   TokenIds vocab_;
   TokenIds added_ids_;
   TokenIds words_;  // raw bytes of a whole word whose encoding is known to be one token
+  static size_t Joint(char left, char right) {
+    return static_cast<size_t>(static_cast<unsigned char>(left)) << 8 | static_cast<unsigned char>(right);
+  }
+
   BpeMerges merges_;
+  std::bitset<256 * 256> joints_;  // byte-level: the byte pairs that stand at the middle of some merge rule
+  bool cuttable_ = false;          // every byte has a symbol
   std::array<int32_t, 256> byte_ids_;      // byte-level: the symbol of each byte; -1: none
   std::array<int32_t, 256> fallback_ids_;  // <0xNN>; -1: none
   int32_t unk_id_ = -1;
@@ -187,15 +202,19 @@ StatusOr<std::shared_ptr<const Tokenizer>> BpeTokenizer::Create(TokenizerSpec sp
     t->byte_ids_[b] = id_of(character);
     t->fallback_ids_[b] = id_of(fmt::format("<0x{:02X}>", b));
   }
+  t->cuttable_ = std::all_of(t->byte_ids_.begin(), t->byte_ids_.end(), [](int32_t id) { return id >= 0; });
   t->merges_.Reserve(spec.merges.size());
   for (size_t rank = 0; rank < spec.merges.size(); ++rank) {
     const auto& [left, right] = spec.merges[rank];
+    if (left.empty() || right.empty()) return Invalid("tokenizer.json: merge {} has an empty side", rank);
     const int32_t l = id_of(left), r = id_of(right), merged = id_of(left + right);
     if (l < 0 || r < 0 || merged < 0) {
       return Invalid("tokenizer.json: merge {} (\"{}\" \"{}\") names a token that is not in the vocabulary",
                      rank, left, right);
     }
     t->merges_.Add(l, r, static_cast<uint32_t>(rank), merged);
+    const std::optional<std::string> left_bytes = UndoAlphabet(left), right_bytes = UndoAlphabet(right);
+    if (left_bytes && right_bytes) t->joints_[Joint(left_bytes->back(), right_bytes->front())] = true;
   }
 
   for (const SplitStep& step : spec.splits) {
@@ -260,6 +279,20 @@ void BpeTokenizer::EncodeWord(std::string_view word, std::vector<int32_t>* symbo
   symbols->clear();
   bool unknown = false;
   if (byte_level_) {
+    symbols->reserve(word.size());
+    if (cuttable_ && word.size() > kLongWord) {
+      // No merge ever crosses a border of two bytes that no rule has at its middle, so the stretches between
+      // such borders are independent: most words of a million letters fall into short ones.
+      size_t begin = 0;
+      for (size_t i = 1; i <= word.size(); ++i) {
+        if (i < word.size() && joints_[Joint(word[i - 1], word[i])]) continue;
+        symbols->clear();
+        for (size_t j = begin; j < i; ++j) symbols->push_back(byte_ids_[static_cast<unsigned char>(word[j])]);
+        merges_.Merge(*symbols, ids);
+        begin = i;
+      }
+      return;
+    }
     for (const char c : word) {
       const int32_t id = byte_ids_[static_cast<unsigned char>(c)];
       if (id >= 0) {
@@ -290,31 +323,30 @@ void BpeTokenizer::EncodeWord(std::string_view word, std::vector<int32_t>* symbo
       unknown = true;
     }
   }
-  merges_.Merge(symbols, ids);
+  merges_.Merge(*symbols, ids);
 }
 
+// Depth first, so that a long text needs no list of its pieces.
 void BpeTokenizer::EncodePlain(std::string_view text, std::vector<int32_t>* ids) const {
   if (text.empty()) return;
-  std::vector<std::string_view> pieces{text}, next;
-  for (const auto& split : splits_) {
-    next.clear();
-    for (const std::string_view piece : pieces) split->Split(piece, &next);
-    pieces.swap(next);
+  Scratch scratch{{}, {}, ids};
+  SplitAndEncode(text, 0, &scratch);
+}
+
+void BpeTokenizer::SplitAndEncode(std::string_view piece, size_t step, Scratch* scratch) const {
+  if (step < splits_.size()) {
+    splits_[step]->Split(piece, [&](std::string_view part) { SplitAndEncode(part, step + 1, scratch); });
+    return;
   }
-  std::vector<int32_t> symbols;
-  std::string prefixed;
-  for (std::string_view piece : pieces) {
-    if (byte_level_ && add_prefix_space_ && !piece.starts_with(' ')) {
-      prefixed.assign(1, ' ').append(piece);
-      piece = prefixed;
-    }
-    if (byte_level_regex_ == nullptr) {
-      EncodeWord(piece, &symbols, ids);
-      continue;
-    }
-    next.clear();
-    byte_level_regex_->Split(piece, &next);
-    for (const std::string_view word : next) EncodeWord(word, &symbols, ids);
+  if (byte_level_ && add_prefix_space_ && !piece.starts_with(' ')) {
+    scratch->prefixed.assign(1, ' ').append(piece);
+    piece = scratch->prefixed;
+  }
+  if (byte_level_regex_ == nullptr) {
+    EncodeWord(piece, &scratch->symbols, scratch->ids);
+  } else {
+    byte_level_regex_->Split(
+        piece, [&](std::string_view word) { EncodeWord(word, &scratch->symbols, scratch->ids); });
   }
 }
 
@@ -361,6 +393,7 @@ void BpeTokenizer::EncodePiece(std::string_view piece,
 std::vector<int32_t> BpeTokenizer::EncodeJoined(Joined joined) const {
   std::vector<int32_t> ids;
   const std::string_view text = joined.text;
+  ids.reserve(text.size());  // the most there can be; large blocks cost nothing until they are touched
   std::vector<AddedTokenMatcher::Match> matches;
   size_t floor = 0;
   for (const auto& [begin, end] : joined.template_ranges)
@@ -385,6 +418,7 @@ std::vector<int32_t> BpeTokenizer::EncodeJoined(Joined joined) const {
     done = match.end;
   }
   encode(text.size());
+  ids.shrink_to_fit();
   return ids;
 }
 

@@ -145,7 +145,7 @@ StatusOr<std::unique_ptr<const RegexSplitter>> RegexSplitter::CreateLiteral(std:
   return Create(pattern, options);
 }
 
-void RegexSplitter::Split(std::string_view text, std::vector<std::string_view>* pieces) const {
+void RegexSplitter::Split(std::string_view text, absl::FunctionRef<void(std::string_view)> piece) const {
   ThreadScratch& scratch = Scratch();
   const PCRE2_SIZE* ovector = pcre2_get_ovector_pointer(scratch.data);
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
@@ -154,7 +154,7 @@ void RegexSplitter::Split(std::string_view text, std::vector<std::string_view>* 
   Cut held{0, 0, false};
   bool has_held = false;
   const auto emit = [&](size_t begin, size_t end) {
-    if (end > begin) pieces->push_back(text.substr(begin, end - begin));
+    if (end > begin) piece(text.substr(begin, end - begin));
   };
   const auto flush = [&] {
     if (has_held) emit(held.begin, held.end);

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "base/status.h"
 
 namespace sluice {
@@ -28,10 +28,10 @@ class RegexSplitter {
   ~RegexSplitter();
   RegexSplitter(const RegexSplitter&) = delete;
 
-  // Appends the pieces of `text`, in order; empty pieces are left out. REQUIRES valid UTF-8.
-  // A text on which the pattern exceeds its match budget is cut after the offending character, and matching
-  // goes on there.
-  void Split(std::string_view text, std::vector<std::string_view>* pieces) const;
+  // Calls `piece` for each piece of `text`, in order; empty pieces are left out. REQUIRES valid UTF-8.
+  // `piece` may split again. A text on which the pattern exceeds its match budget is cut after the offending
+  // character, and matching goes on there.
+  void Split(std::string_view text, absl::FunctionRef<void(std::string_view)> piece) const;
 
  private:
   struct Compiled;
