@@ -22,13 +22,15 @@ StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what);
 class JsonFields {
  public:
   // `prefix` is put before keys in messages, e.g. "rope_parameters.".
-  explicit JsonFields(const Json& object, std::string prefix = "") : object_(object), prefix_(std::move(prefix)) {}
+  explicit JsonFields(const Json& object, std::string prefix = "")
+      : object_(object), prefix_(std::move(prefix)) {}
 
   const Json* Find(std::string_view key) const;  // nullptr when absent or null
   bool Has(std::string_view key) const { return Find(key) != nullptr; }
 
   static constexpr int64_t kNoMax = std::numeric_limits<int64_t>::max();
-  StatusOr<int64_t> Int(std::string_view key, std::optional<int64_t> fallback, int64_t min, int64_t max = kNoMax) const;
+  StatusOr<int64_t> Int(std::string_view key, std::optional<int64_t> fallback, int64_t min,
+                        int64_t max = kNoMax) const;
   StatusOr<double> Real(std::string_view key, std::optional<double> fallback) const;
   StatusOr<bool> Bool(std::string_view key, std::optional<bool> fallback) const;
   StatusOr<std::string> String(std::string_view key, std::optional<std::string> fallback) const;

@@ -57,12 +57,14 @@ StatusOr<Json> MergedOverrides(const ModelOverrides& o) {
     ASSIGN_OR_RETURN(merged, ParseJsonObject(o.json, "--json-model-override-args"));
   }
   if (o.index_topk_freq < 0) {
-    return Invalid("--nsa-index-topk-freq: {} is negative; give a whole number >= 1, or 0 for the model's own",
-                   o.index_topk_freq);
+    return Invalid(
+        "--nsa-index-topk-freq: {} is negative; give a whole number >= 1, or 0 for the model's own",
+        o.index_topk_freq);
   }
   if (o.index_skip_topk_offset < 0) {
-    return Invalid("--nsa-index-skip-topk-offset: {} is negative; give a whole number >= 1, or 0 for the model's own",
-                   o.index_skip_topk_offset);
+    return Invalid(
+        "--nsa-index-skip-topk-offset: {} is negative; give a whole number >= 1, or 0 for the model's own",
+        o.index_skip_topk_offset);
   }
   if (o.index_topk_freq != 0) {
     RETURN_IF_ERROR(AddFlag(merged, "index_topk_freq", "--nsa-index-topk-freq", o.index_topk_freq));
@@ -102,7 +104,8 @@ Status ReadArchitecture(const JsonFields& f, ModelConfig& c) {
     }
   }
   if (c.model_type.empty()) return f.Missing("architectures");
-  return Unsupported("model_type: \"{}\" is not supported; supported are {}", c.model_type, SupportedArchitectures());
+  return Unsupported("model_type: \"{}\" is not supported; supported are {}", c.model_type,
+                     SupportedArchitectures());
 }
 
 Status ReadAttention(const JsonFields& f, ModelConfig& c) {
@@ -111,11 +114,12 @@ Status ReadAttention(const JsonFields& f, ModelConfig& c) {
   ASSIGN_OR_RETURN(c.qk_nope, f.Int("qk_nope_head_dim", std::nullopt, 1, 4096));
   ASSIGN_OR_RETURN(c.qk_rope, f.Int("qk_rope_head_dim", std::nullopt, 2, 1024));
   ASSIGN_OR_RETURN(c.v_head, f.Int("v_head_dim", std::nullopt, 1, 4096));
-  if (c.qk_rope % 2 != 0) return Invalid("qk_rope_head_dim: {} is odd; rotary pairs need an even number", c.qk_rope);
+  if (c.qk_rope % 2 != 0)
+    return Invalid("qk_rope_head_dim: {} is odd; rotary pairs need an even number", c.qk_rope);
   ASSIGN_OR_RETURN(const int64_t qk_head, f.Int("qk_head_dim", c.qk_nope + c.qk_rope, 1));
   if (qk_head != c.qk_nope + c.qk_rope) {
-    return Invalid("qk_head_dim: {} differs from qk_nope_head_dim {} + qk_rope_head_dim {}", qk_head, c.qk_nope,
-                   c.qk_rope);
+    return Invalid("qk_head_dim: {} differs from qk_nope_head_dim {} + qk_rope_head_dim {}", qk_head,
+                   c.qk_nope, c.qk_rope);
   }
   for (std::string_view key : {"attention_bias", "mlp_bias"}) {
     ASSIGN_OR_RETURN(const bool bias, f.Bool(key, false));
@@ -135,7 +139,9 @@ Status ReadLayerKinds(const JsonFields& f, ModelConfig& c) {
   }
   if (const Json* list = f.Find("mlp_layer_types")) {
     if (!list->is_array() || int64_t(list->size()) != c.num_layers) {
-      return Invalid("mlp_layer_types: give a list of num_hidden_layers = {} entries, \"dense\" or \"sparse\"", c.num_layers);
+      return Invalid(
+          "mlp_layer_types: give a list of num_hidden_layers = {} entries, \"dense\" or \"sparse\"",
+          c.num_layers);
     }
     for (int64_t i = 0; i < c.num_layers; ++i) {
       const Json& v = (*list)[size_t(i)];
@@ -144,10 +150,11 @@ Status ReadLayerKinds(const JsonFields& f, ModelConfig& c) {
       }
       const bool sparse = v == "sparse";
       if (f.Has("first_k_dense_replace") && sparse != c.layer_is_moe[size_t(i)]) {
-        return Invalid("mlp_layer_types[{}]: {} disagrees with first_k_dense_replace {}, moe_layer_freq {}", i, v.dump(),
-                       first_dense, freq);
+        return Invalid("mlp_layer_types[{}]: {} disagrees with first_k_dense_replace {}, moe_layer_freq {}",
+                       i, v.dump(), first_dense, freq);
       }
-      if (sparse && c.moe.num_experts == 0) return Invalid("mlp_layer_types[{}]: \"sparse\" without n_routed_experts", i);
+      if (sparse && c.moe.num_experts == 0)
+        return Invalid("mlp_layer_types[{}]: \"sparse\" without n_routed_experts", i);
       c.layer_is_moe[size_t(i)] = sparse;
     }
   }
@@ -155,7 +162,8 @@ Status ReadLayerKinds(const JsonFields& f, ModelConfig& c) {
     const std::string_view wanted = c.sparse() ? "deepseek_sparse_attention" : "full_attention";
     if (!list->is_array()) return f.WrongType("layer_types", *list, "a list of layer kinds");
     for (const Json& v : *list) {
-      if (v != wanted) return Unsupported("layer_types: {} is not supported here; {} layers are", v.dump(), wanted);
+      if (v != wanted)
+        return Unsupported("layer_types: {} is not supported here; {} layers are", v.dump(), wanted);
     }
   }
   return OkStatus();
@@ -181,13 +189,15 @@ Status ReadMoe(const JsonFields& f, ModelConfig& c) {
   ASSIGN_OR_RETURN(m.normalize, f.Bool("norm_topk_prob", !v2));
   ASSIGN_OR_RETURN(const std::string method, f.String("topk_method", v2 ? "greedy" : "noaux_tc"));
   if (method != "noaux_tc" && method != "greedy" && method != "group_limited_greedy") {
-    return Invalid("topk_method: \"{}\" is not one of \"noaux_tc\", \"greedy\", \"group_limited_greedy\"", method);
+    return Invalid("topk_method: \"{}\" is not one of \"noaux_tc\", \"greedy\", \"group_limited_greedy\"",
+                   method);
   }
   m.has_bias = method == "noaux_tc";
   if (v2 && m.normalize && m.scaling != 1.0f) {
-    return Unsupported("norm_topk_prob: true with routed_scaling_factor {} is ambiguous for {}: published implementations "
-                       "apply the factor or not; set one of them to its neutral value",
-                       scaling, c.architecture_name);
+    return Unsupported(
+        "norm_topk_prob: true with routed_scaling_factor {} is ambiguous for {}: published implementations "
+        "apply the factor or not; set one of them to its neutral value",
+        scaling, c.architecture_name);
   }
   ASSIGN_OR_RETURN(m.num_groups, f.Int("n_group", 1, 1));
   ASSIGN_OR_RETURN(m.groups_kept, f.Int("topk_group", 1, 1));
@@ -200,14 +210,15 @@ Status ReadMoe(const JsonFields& f, ModelConfig& c) {
   }
   const int64_t selectable = m.num_experts / m.num_groups * m.groups_kept;
   if (m.experts_per_token > selectable) {
-    return Invalid("num_experts_per_tok: {} is more than the {} experts of {} kept groups", m.experts_per_token, selectable,
-                   m.groups_kept);
+    return Invalid("num_experts_per_tok: {} is more than the {} experts of {} kept groups",
+                   m.experts_per_token, selectable, m.groups_kept);
   }
   if (m.num_groups > 1) {
     m.group_score = m.has_bias ? GroupScore::kSumTop2 : GroupScore::kMax;
     if (m.has_bias && m.num_experts / m.num_groups < 2) {
-      return Invalid("n_group: {} leaves fewer than 2 experts a group, but a group's score is the sum of its two best",
-                     m.num_groups);
+      return Invalid(
+          "n_group: {} leaves fewer than 2 experts a group, but a group's score is the sum of its two best",
+          m.num_groups);
     }
   }
   return OkStatus();
@@ -215,10 +226,11 @@ Status ReadMoe(const JsonFields& f, ModelConfig& c) {
 
 Status ReadIndex(const JsonFields& f, ModelConfig& c) {
   if (c.arch != Architecture::kGlmMoeDsa && c.arch != Architecture::kDeepseekV32) {
-    for (std::string_view key : {"index_topk", "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset"}) {
+    for (std::string_view key :
+         {"index_topk", "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset"}) {
       if (f.Has(key)) {
-        return Invalid("{}: set, but {} has no indexer and attends to every position; remove the key or flag", key,
-                       c.architecture_name);
+        return Invalid("{}: set, but {} has no indexer and attends to every position; remove the key or flag",
+                       key, c.architecture_name);
       }
     }
     return OkStatus();
@@ -228,9 +240,11 @@ Status ReadIndex(const JsonFields& f, ModelConfig& c) {
   ASSIGN_OR_RETURN(x.head_dim, f.Int("index_head_dim", std::nullopt, 2, 1024));
   ASSIGN_OR_RETURN(x.topk, f.Int("index_topk", std::nullopt, 1, 1 << 20));
   if (x.head_dim < c.qk_rope) {
-    return Invalid("index_head_dim: {} is smaller than qk_rope_head_dim {}, which is its rotary part", x.head_dim, c.qk_rope);
+    return Invalid("index_head_dim: {} is smaller than qk_rope_head_dim {}, which is its rotary part",
+                   x.head_dim, c.qk_rope);
   }
-  if (c.q_lora_rank == 0) return Invalid("q_lora_rank: missing; the indexer's query is projected from that latent");
+  if (c.q_lora_rank == 0)
+    return Invalid("q_lora_rank: missing; the indexer's query is projected from that latent");
   ASSIGN_OR_RETURN(const std::string norm, f.String("index_k_norm_type", "layer"));
   if (norm != "layer") return Unsupported("index_k_norm_type: \"{}\" is not supported; \"layer\" is", norm);
   ASSIGN_OR_RETURN(x.rope_interleave, f.Bool("indexer_rope_interleave", c.arch == Architecture::kGlmMoeDsa));
@@ -246,19 +260,21 @@ Status ReadQuantization(const JsonFields& f, ModelConfig& c) {
   const JsonFields fields(*q, "quantization_config.");
   ASSIGN_OR_RETURN(c.quant_method, fields.String("quant_method", std::nullopt));
   if (c.quant_method != "fp8") {
-    return Unsupported("quantization_config.quant_method: \"{}\" is not supported; \"fp8\" with block scales and "
-                       "unquantised bf16, f16 or f32 checkpoints are",
-                       c.quant_method);
+    return Unsupported(
+        "quantization_config.quant_method: \"{}\" is not supported; \"fp8\" with block scales and "
+        "unquantised bf16, f16 or f32 checkpoints are",
+        c.quant_method);
   }
   ASSIGN_OR_RETURN(const std::string fmt, fields.String("fmt", "e4m3"));
   if (fmt != "e4m3") return Unsupported("quantization_config.fmt: \"{}\" is not supported; \"e4m3\" is", fmt);
   const Json* block = fields.Find("weight_block_size");
   if (block == nullptr) {
-    return Unsupported("quantization_config.weight_block_size: missing; fp8 weights with one scale a tensor are not "
-                       "supported, block scales such as [128, 128] are");
+    return Unsupported(
+        "quantization_config.weight_block_size: missing; fp8 weights with one scale a tensor are not "
+        "supported, block scales such as [128, 128] are");
   }
-  if (!block->is_array() || block->size() != 2 || !(*block)[0].is_number_unsigned() || !(*block)[1].is_number_unsigned() ||
-      (*block)[0] == 0 || (*block)[1] == 0) {
+  if (!block->is_array() || block->size() != 2 || !(*block)[0].is_number_unsigned() ||
+      !(*block)[1].is_number_unsigned() || (*block)[0] == 0 || (*block)[1] == 0) {
     return fields.WrongType("weight_block_size", *block, "a list of two whole numbers >= 1");
   }
   c.quant_block_n = (*block)[0].get<int64_t>();
@@ -282,7 +298,8 @@ Status AddStopTokens(const JsonFields& f, std::vector<int32_t>& ids) {
 
 StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  if (!in) return NotFound("{}: cannot be opened; give a folder with config.json and safetensors files", path);
+  if (!in)
+    return NotFound("{}: cannot be opened; give a folder with config.json and safetensors files", path);
   std::stringstream s;
   s << in.rdbuf();
   if (in.bad()) return Unavailable("{}: cannot be read", path);
@@ -312,7 +329,8 @@ StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json, const Model
   ASSIGN_OR_RETURN(const double eps, f.Real("rms_norm_eps", std::nullopt));
   if (eps <= 0 || eps >= 1) return Invalid("rms_norm_eps: {} is not between 0 and 1", eps);
   c.rms_eps = float(eps);
-  c.latent_norm_eps = 1e-6f;  // all families build these two norms with their class's default, not with rms_norm_eps
+  c.latent_norm_eps =
+      1e-6f;  // all families build these two norms with their class's default, not with rms_norm_eps
   ASSIGN_OR_RETURN(const std::string act, f.String("hidden_act", "silu"));
   if (act != "silu") return Unsupported("hidden_act: \"{}\" is not supported; \"silu\" is", act);
   ASSIGN_OR_RETURN(c.tie_embeddings, f.Bool("tie_word_embeddings", false));
@@ -331,13 +349,15 @@ StatusOr<ModelConfig> LoadModelConfig(const std::string& folder, const ModelOver
   ASSIGN_OR_RETURN(const std::string text, ReadFile(folder + "/config.json"));
   StatusOr<ModelConfig> config = ParseModelConfig(text, overrides);
   if (!config.ok()) {
-    return Status(config.status().code(), fmt::format("{}/config.json: {}", folder, Message(config.status())));
+    return Status(config.status().code(),
+                  fmt::format("{}/config.json: {}", folder, Message(config.status())));
   }
   const StatusOr<std::string> generation = ReadFile(folder + "/generation_config.json");
   if (absl::IsNotFound(generation.status())) return config;
   RETURN_IF_ERROR(generation.status());
   ASSIGN_OR_RETURN(const Json json, ParseJsonObject(*generation, folder + "/generation_config.json"));
-  const Status added = AddStopTokens(JsonFields(json, folder + "/generation_config.json: "), config->eos_token_ids);
+  const Status added =
+      AddStopTokens(JsonFields(json, folder + "/generation_config.json: "), config->eos_token_ids);
   RETURN_IF_ERROR(added);
   return config;
 }

@@ -34,7 +34,9 @@ Json With(const Json& patch) {
   return j;
 }
 
-StatusOr<ModelConfig> Parse(const Json& j, const ModelOverrides& o = {}) { return ParseModelConfig(j.dump(), o); }
+StatusOr<ModelConfig> Parse(const Json& j, const ModelOverrides& o = {}) {
+  return ParseModelConfig(j.dump(), o);
+}
 
 ModelConfig Good(const Json& j, const ModelOverrides& o = {}) {
   auto c = Parse(j, o);
@@ -50,7 +52,8 @@ std::string Error(const Json& j, const ModelOverrides& o = {}) {
 
 std::string Schedule(const ModelConfig& c) { return ScheduleString(c.index.computes); }
 
-// ---- rope -------------------------------------------------------------------------------------------------------------
+// ---- rope
+// -------------------------------------------------------------------------------------------------------------
 
 TEST(RopeSettings, PlainRopeIsTheSameInBothSpellings) {
   const ModelConfig a = Good(With({{"rope_theta", 1e6}, {"rope_scaling", nullptr}}));
@@ -67,8 +70,8 @@ TEST(RopeSettings, PlainRopeIsTheSameInBothSpellings) {
 }
 
 TEST(RopeSettings, YarnIsTheSameInAllThreeSpellings) {
-  const Json body = {{"factor", 40},     {"mscale", 1.0},    {"mscale_all_dim", 1.0},
-                     {"beta_fast", 32},  {"beta_slow", 1},   {"original_max_position_embeddings", 4096}};
+  const Json body = {{"factor", 40},    {"mscale", 1.0},  {"mscale_all_dim", 1.0},
+                     {"beta_fast", 32}, {"beta_slow", 1}, {"original_max_position_embeddings", 4096}};
   Json by_type = body, by_rope_type = body, inside = body;
   by_type["type"] = "yarn";
   by_rope_type["rope_type"] = "yarn";
@@ -88,7 +91,8 @@ TEST(RopeSettings, YarnIsTheSameInAllThreeSpellings) {
   EXPECT_NEAR(p.attn_scale, 0.072169f, 5e-7);
   EXPECT_NEAR(std::sqrt(a.attn_scale / p.attn_scale), 1.368888, 1e-6);
   EXPECT_EQ(a.rope.cos_sin_scale, 1.0f);
-  // Fast pairs keep their frequency, slow ones are divided by the factor. Correction dims: floor(10.47) and ceil(22.51).
+  // Fast pairs keep their frequency, slow ones are divided by the factor. Correction dims: floor(10.47) and
+  // ceil(22.51).
   for (size_t i = 0; i <= 10; ++i) EXPECT_EQ(a.rope.inv_freq[i], p.rope.inv_freq[i]) << i;
   for (size_t i = 23; i < 32; ++i) EXPECT_NEAR(a.rope.inv_freq[i] * 40, p.rope.inv_freq[i], 1e-9) << i;
   EXPECT_LT(a.rope.inv_freq[16], p.rope.inv_freq[16]);
@@ -107,7 +111,10 @@ TEST(RopeSettings, CosAndSinAreScaledWhenTheTwoMscalesDiffer) {
 }
 
 TEST(RopeSettings, BothSpellingsPresentMustAgree) {
-  const Json p = {{"rope_type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 64}, {"rope_theta", 10000.0}};
+  const Json p = {{"rope_type", "yarn"},
+                  {"factor", 4},
+                  {"original_max_position_embeddings", 64},
+                  {"rope_theta", 10000.0}};
   Json same = p;
   same.erase("rope_theta");
   EXPECT_TRUE(Good(With({{"rope_parameters", p}, {"rope_scaling", same}})).rope.yarn);
@@ -153,7 +160,8 @@ TEST(StopTokens, OfGenerationConfigAreAdded) {
   EXPECT_THAT(std::string(LoadModelConfig(dir).status().message()), HasSubstr("generation_config.json"));
 }
 
-// ---- index schedule ---------------------------------------------------------------------------------------------------
+// ---- index schedule
+// ---------------------------------------------------------------------------------------------------
 
 TEST(IndexSchedule, FrequencyWithoutOffset) {
   EXPECT_EQ(Schedule(Good(With({{"index_topk_freq", 4}}))), "FFSSSFSSSF");
@@ -170,7 +178,8 @@ TEST(IndexSchedule, FrequencyWithOffset) {
   for (int i = 0; i < 78; ++i) {
     if (c.index.computes[size_t(i)]) full.push_back(i);
   }
-  EXPECT_THAT(full, ElementsAre(0, 1, 2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 66, 70, 74));
+  EXPECT_THAT(full,
+              ElementsAre(0, 1, 2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 66, 70, 74));
   // No offset is the same as offset 2.
   EXPECT_EQ(Schedule(Good(With({{"index_topk_freq", 4}, {"index_skip_topk_offset", 2}}))),
             Schedule(Good(With({{"index_topk_freq", 4}}))));
@@ -184,26 +193,32 @@ TEST(IndexSchedule, AbsentOrOneMeansEveryLayer) {
 }
 
 TEST(IndexSchedule, ListOverPatternOverFrequencyAndAllMustAgree) {
-  const Json list = {"full", "full", "shared", "shared", "shared", "full", "shared", "shared", "shared", "full"};
+  const Json list = {"full", "full",   "shared", "shared", "shared",
+                     "full", "shared", "shared", "shared", "full"};
   EXPECT_EQ(Schedule(Good(With({{"indexer_types", list}}))), "FFSSSFSSSF");
   EXPECT_EQ(Schedule(Good(With({{"index_topk_pattern", "FFFSSSFSSS"}}))), "FFFSSSFSSS");
-  EXPECT_EQ(Schedule(Good(With({{"indexer_types", list}, {"index_topk_pattern", "FFSSSFSSSF"}, {"index_topk_freq", 4}}))),
+  EXPECT_EQ(Schedule(Good(With(
+                {{"indexer_types", list}, {"index_topk_pattern", "FFSSSFSSSF"}, {"index_topk_freq", 4}}))),
             "FFSSSFSSSF");
   EXPECT_THAT(Error(With({{"indexer_types", list}, {"index_topk_freq", 2}})),
               AllOf(HasSubstr("FFSSSFSSSF"), HasSubstr("FFSFSFSFSF")));
-  EXPECT_THAT(Error(With({{"indexer_types", list}, {"index_topk_pattern", "FFFSSSFSSS"}})), HasSubstr("FFFSSSFSSS"));
-  EXPECT_THAT(Error(With({{"index_topk_pattern", "FFFSSSFSSS"}, {"index_topk_freq", 4}})), HasSubstr("index_topk_freq"));
+  EXPECT_THAT(Error(With({{"indexer_types", list}, {"index_topk_pattern", "FFFSSSFSSS"}})),
+              HasSubstr("FFFSSSFSSS"));
+  EXPECT_THAT(Error(With({{"index_topk_pattern", "FFFSSSFSSS"}, {"index_topk_freq", 4}})),
+              HasSubstr("index_topk_freq"));
 }
 
 TEST(IndexSchedule, WrongValuesAreRefused) {
-  EXPECT_THAT(Error(With({{"index_topk_pattern", "FFF"}})), AllOf(HasSubstr("3 characters"), HasSubstr("10")));
+  EXPECT_THAT(Error(With({{"index_topk_pattern", "FFF"}})),
+              AllOf(HasSubstr("3 characters"), HasSubstr("10")));
   EXPECT_THAT(Error(With({{"index_topk_pattern", "SFFFFFFFFF"}})), HasSubstr("starts with S"));
   EXPECT_THAT(Error(With({{"index_topk_pattern", "FFFFxFFFFF"}})), HasSubstr("'x' at layer 4"));
   EXPECT_THAT(Error(With({{"index_topk_pattern", "FFFFfFFFFF"}})), HasSubstr("'f' at layer 4"));
   EXPECT_THAT(Error(With({{"index_topk_freq", 0}})), HasSubstr("index_topk_freq: 0"));
   EXPECT_THAT(Error(With({{"index_topk_freq", -1}})), HasSubstr("index_topk_freq: -1"));
   EXPECT_THAT(Error(With({{"index_topk_freq", 2.5}})), HasSubstr("index_topk_freq: 2.5"));
-  EXPECT_THAT(Error(With({{"index_topk_freq", 4}, {"index_skip_topk_offset", 0}})), HasSubstr("index_skip_topk_offset: 0"));
+  EXPECT_THAT(Error(With({{"index_topk_freq", 4}, {"index_skip_topk_offset", 0}})),
+              HasSubstr("index_skip_topk_offset: 0"));
   EXPECT_THAT(Error(With({{"index_skip_topk_offset", 0}})), HasSubstr("index_skip_topk_offset: 0"));
   EXPECT_THAT(Error(With({{"indexer_types", {"full", "shared"}}})), HasSubstr("2 entries"));
   Json first = Json::array();
@@ -213,7 +228,8 @@ TEST(IndexSchedule, WrongValuesAreRefused) {
   EXPECT_THAT(Error(With({{"indexer_types", first}})), HasSubstr("half"));
 }
 
-// ---- overrides --------------------------------------------------------------------------------------------------------
+// ---- overrides
+// --------------------------------------------------------------------------------------------------------
 
 TEST(Overrides, EachFlagAloneAddsItsKey) {
   ModelOverrides o;
@@ -261,7 +277,8 @@ TEST(Overrides, AFlagAndAnOverrideOfOneKeyMustAgree) {
   ModelOverrides o;
   o.json = R"({"index_topk_freq": 2})";
   o.index_topk_freq = 4;
-  EXPECT_THAT(Error(Base(), o), AllOf(HasSubstr("--nsa-index-topk-freq 4"), HasSubstr("\"index_topk_freq\": 2")));
+  EXPECT_THAT(Error(Base(), o),
+              AllOf(HasSubstr("--nsa-index-topk-freq 4"), HasSubstr("\"index_topk_freq\": 2")));
   o.index_topk_freq = 2;
   EXPECT_EQ(Schedule(Good(Base(), o)), "FFSFSFSFSF");
   o = {};
@@ -294,14 +311,16 @@ TEST(Overrides, BadJsonAndNegativeFlagsAreRefused) {
 }
 
 TEST(Overrides, IndexFlagsOnADenseModelAreRefused) {
-  Json dense = With({{"architectures", {"DeepseekV3ForCausalLM"}}, {"model_type", "deepseek_v3"}, {"index_topk", nullptr}});
+  Json dense = With(
+      {{"architectures", {"DeepseekV3ForCausalLM"}}, {"model_type", "deepseek_v3"}, {"index_topk", nullptr}});
   EXPECT_FALSE(Good(dense).sparse());
   ModelOverrides o;
   o.index_topk_freq = 4;
   EXPECT_THAT(Error(dense, o), AllOf(HasSubstr("index_topk_freq"), HasSubstr("no indexer")));
 }
 
-// ---- families and refusals ----------------------------------------------------------------------------------------------
+// ---- families and refusals
+// ----------------------------------------------------------------------------------------------
 
 TEST(Families, DifferInRoutingAndIndexerPairing) {
   const ModelConfig glm = Good(Base());
@@ -309,13 +328,17 @@ TEST(Families, DifferInRoutingAndIndexerPairing) {
   EXPECT_TRUE(glm.moe.has_bias);
   EXPECT_EQ(glm.moe.scoring, ScoringFunc::kSigmoid);
   EXPECT_EQ(glm.moe.group_score, GroupScore::kNone);
-  const ModelConfig v32 = Good(
-      With({{"architectures", {"DeepseekV32ForCausalLM"}}, {"model_type", "deepseek_v32"}, {"n_group", 4}, {"topk_group", 2}}));
+  const ModelConfig v32 = Good(With({{"architectures", {"DeepseekV32ForCausalLM"}},
+                                     {"model_type", "deepseek_v32"},
+                                     {"n_group", 4},
+                                     {"topk_group", 2}}));
   EXPECT_FALSE(v32.index.rope_interleave);
   EXPECT_TRUE(v32.rope_interleave);
   EXPECT_EQ(v32.moe.group_score, GroupScore::kSumTop2);
   EXPECT_FALSE(Good(With({{"indexer_rope_interleave", false}})).index.rope_interleave);
-  Json v2 = With({{"architectures", {"DeepseekV2ForCausalLM"}}, {"index_topk", nullptr}, {"norm_topk_prob", false},
+  Json v2 = With({{"architectures", {"DeepseekV2ForCausalLM"}},
+                  {"index_topk", nullptr},
+                  {"norm_topk_prob", false},
                   {"q_lora_rank", nullptr}});
   const ModelConfig greedy = Good(v2);
   EXPECT_EQ(greedy.moe.scoring, ScoringFunc::kSoftmax);
@@ -353,10 +376,13 @@ TEST(Refusals, NameTheKeyTheValueAndWhatIsRight) {
   EXPECT_THAT(Error(With({{"num_experts_per_tok", 9}})), HasSubstr("num_experts_per_tok: 9"));
   EXPECT_THAT(Error(With({{"mlp_layer_types", {"dense"}}})), HasSubstr("mlp_layer_types"));
   EXPECT_THAT(Error(With({{"quantization_config", {{"quant_method", "awq"}}}})), HasSubstr("awq"));
-  EXPECT_THAT(Error(With({{"quantization_config", {{"quant_method", "fp8"}}}})), HasSubstr("weight_block_size"));
+  EXPECT_THAT(Error(With({{"quantization_config", {{"quant_method", "fp8"}}}})),
+              HasSubstr("weight_block_size"));
   EXPECT_THAT(std::string(ParseModelConfig("{\"a\":").status().message()), HasSubstr("not valid JSON"));
-  EXPECT_THAT(std::string(ParseModelConfig(std::string(100000, '[')).status().message()), HasSubstr("nested deeper"));
-  EXPECT_THAT(std::string(LoadModelConfig("/nonexistent").status().message()), HasSubstr("/nonexistent/config.json"));
+  EXPECT_THAT(std::string(ParseModelConfig(std::string(100000, '[')).status().message()),
+              HasSubstr("nested deeper"));
+  EXPECT_THAT(std::string(LoadModelConfig("/nonexistent").status().message()),
+              HasSubstr("/nonexistent/config.json"));
 }
 
 TEST(CheckpointFolders, OfTheTreeAreAllAccepted) {

@@ -25,24 +25,28 @@ StatusOr<Settings> ReadObject(const JsonFields& config, const Json& object, cons
   ASSIGN_OR_RETURN(std::string rope_type, f.String("rope_type", ""));
   ASSIGN_OR_RETURN(std::string type, f.String("type", ""));
   if (!rope_type.empty() && !type.empty() && rope_type != type) {
-    return Invalid("{0}: \"rope_type\" is \"{1}\" but \"type\" is \"{2}\"; keep one of them", name, rope_type, type);
+    return Invalid("{0}: \"rope_type\" is \"{1}\" but \"type\" is \"{2}\"; keep one of them", name, rope_type,
+                   type);
   }
   if (rope_type.empty()) rope_type = type;
   if (rope_type.empty()) rope_type = "default";
   if (rope_type == "deepseek_yarn") rope_type = "yarn";
   if (rope_type != "default" && rope_type != "yarn") {
-    return Invalid("{}.rope_type: \"{}\" is not supported; supported are \"default\" and \"yarn\"", name, rope_type);
+    return Invalid("{}.rope_type: \"{}\" is not supported; supported are \"default\" and \"yarn\"", name,
+                   rope_type);
   }
   s.type = rope_type;
   ASSIGN_OR_RETURN(double top_theta, config.Real("rope_theta", kDefaultTheta));
   ASSIGN_OR_RETURN(s.theta, f.Real("rope_theta", top_theta));
   if (config.Has("rope_theta") && s.theta != top_theta) {
-    return Invalid("rope_theta: {} differs from {}.rope_theta {}; keep one of them", top_theta, name, s.theta);
+    return Invalid("rope_theta: {} differs from {}.rope_theta {}; keep one of them", top_theta, name,
+                   s.theta);
   }
   ASSIGN_OR_RETURN(double partial, f.Real("partial_rotary_factor", 1.0));
   if (partial != 1.0) {
-    return Invalid("{}.partial_rotary_factor: {} is not supported; the rotary part is qk_rope_head_dim as a whole (1.0)",
-                   name, partial);
+    return Invalid(
+        "{}.partial_rotary_factor: {} is not supported; the rotary part is qk_rope_head_dim as a whole (1.0)",
+        name, partial);
   }
   if (s.type == "default") return s;
   ASSIGN_OR_RETURN(s.factor, f.Real("factor", std::nullopt));
@@ -50,18 +54,21 @@ StatusOr<Settings> ReadObject(const JsonFields& config, const Json& object, cons
   ASSIGN_OR_RETURN(s.beta_fast, f.Real("beta_fast", 32.0));
   ASSIGN_OR_RETURN(s.beta_slow, f.Real("beta_slow", 1.0));
   if (s.beta_fast <= 0 || s.beta_slow <= 0 || s.beta_fast < s.beta_slow) {
-    return Invalid("{}: beta_fast {} and beta_slow {} must be positive, beta_fast the larger", name, s.beta_fast,
-                   s.beta_slow);
+    return Invalid("{}: beta_fast {} and beta_slow {} must be positive, beta_fast the larger", name,
+                   s.beta_fast, s.beta_slow);
   }
   ASSIGN_OR_RETURN(s.mscale, f.Real("mscale", 1.0));
   ASSIGN_OR_RETURN(s.mscale_all_dim, f.Real("mscale_all_dim", 0.0));
   if (s.mscale < 0 || s.mscale_all_dim < 0) {
-    return Invalid("{}: mscale {} and mscale_all_dim {} must not be negative", name, s.mscale, s.mscale_all_dim);
+    return Invalid("{}: mscale {} and mscale_all_dim {} must not be negative", name, s.mscale,
+                   s.mscale_all_dim);
   }
   ASSIGN_OR_RETURN(s.attention_factor, f.Real("attention_factor", 0.0));
   if (s.attention_factor < 0) return Invalid("{}.attention_factor: {} is negative", name, s.attention_factor);
   ASSIGN_OR_RETURN(bool truncate, f.Bool("truncate", true));
-  if (!truncate) return Invalid("{}.truncate: false is not supported; the correction range is rounded to whole dims", name);
+  if (!truncate)
+    return Invalid("{}.truncate: false is not supported; the correction range is rounded to whole dims",
+                   name);
   std::optional<int64_t> fallback;
   if (config.Has("original_max_position_embeddings")) {
     ASSIGN_OR_RETURN(fallback, config.Int("original_max_position_embeddings", std::nullopt, 1));
@@ -96,9 +103,11 @@ StatusOr<RopeConfig> ReadRopeConfig(const JsonFields& config, int64_t dim) {
       const JsonFields f(*scaling);
       if (!f.Has("rope_theta") && !config.Has("rope_theta")) other.theta = s.theta;
       if (!(other == s)) {
-        return Invalid("rope_parameters and rope_scaling are both present and differ (types \"{}\" and \"{}\", factors {} "
-                       "and {}); remove one of them",
-                       s.type, other.type, s.factor, other.factor);
+        return Invalid(
+            "rope_parameters and rope_scaling are both present and differ (types \"{}\" and \"{}\", factors "
+            "{} "
+            "and {}); remove one of them",
+            s.type, other.type, s.factor, other.factor);
       }
     }
   } else if (scaling != nullptr) {
@@ -121,7 +130,8 @@ StatusOr<RopeConfig> ReadRopeConfig(const JsonFields& config, int64_t dim) {
   double low = 0, high = 0;
   if (r.yarn) {
     low = std::max(std::floor(CorrectionDim(r.beta_fast, dim, r.theta, r.original_max_position)), 0.0);
-    high = std::min(std::ceil(CorrectionDim(r.beta_slow, dim, r.theta, r.original_max_position)), double(dim - 1));
+    high = std::min(std::ceil(CorrectionDim(r.beta_slow, dim, r.theta, r.original_max_position)),
+                    double(dim - 1));
     if (low == high) high += 0.001;
     if (s.attention_factor > 0) {
       r.cos_sin_scale = float(s.attention_factor);
@@ -132,8 +142,8 @@ StatusOr<RopeConfig> ReadRopeConfig(const JsonFields& config, int64_t dim) {
       r.cos_sin_scale = float(YarnTemperature(r.factor, 1.0));
     }
   }
-  // In float32 like the training frameworks: pos * inv_freq reaches thousands of turns, so the rounding of inv_freq is part
-  // of the model.
+  // In float32 like the training frameworks: pos * inv_freq reaches thousands of turns, so the rounding of
+  // inv_freq is part of the model.
   for (int64_t i = 0; i < half; ++i) {
     const float freq = std::pow(float(r.theta), float(2 * i) / float(dim));
     if (!r.yarn) {

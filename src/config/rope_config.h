@@ -1,7 +1,7 @@
 // Rotary embedding settings in all spellings of config.json.
 //
-// Newer files hold everything under rope_parameters, older ones use rope_theta + rope_scaling; the type key is "rope_type"
-// or "type". Where two spellings are present they must say the same. Types: default and yarn.
+// Newer files hold everything under rope_parameters, older ones use rope_theta + rope_scaling; the type key
+// is "rope_type" or "type". Where two spellings are present they must say the same. Types: default and yarn.
 #pragma once
 
 #include "base/status.h"
@@ -10,8 +10,8 @@
 
 namespace sluice {
 
-// dim = qk_rope_head_dim. YaRN is applied at every position, as the published implementations do (they do not switch it
-// off for contexts that fit the original length).
+// dim = qk_rope_head_dim. YaRN is applied at every position, as the published implementations do (they do not
+// switch it off for contexts that fit the original length).
 StatusOr<RopeConfig> ReadRopeConfig(const JsonFields& config, int64_t dim);
 
 // (head_dim)^-0.5, times the YaRN temperature squared when mscale_all_dim is set.
