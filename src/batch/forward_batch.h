@@ -72,7 +72,31 @@ struct ForwardBatch {
   std::vector<CopyPlan> loads;          // host to device; layer L is read only when it is loaded
   std::vector<CopyPlan> backups;        // device to host; of pages final before this step
   int32_t rows() const { return int32_t(tokens.size()); }
+  // Nothing to compute and nothing to copy.
+  bool empty() const {
+    return tokens.empty() && samples.empty() && page_copies.empty() && loads.empty() && backups.empty();
+  }
+  // Keeps the capacity of every list, so that a reused batch allocates nothing.
+  void Clear() {
+    step = 0;
+    tokens.clear();
+    seqs.clear();
+    pages.clear();
+    samples.clear();
+    slot_inits.clear();
+    page_copies.clear();
+    loads.clear();
+    backups.clear();
+  }
 };
+
+// Joins the logits hashes of a request's steps, in order, into one.
+constexpr uint64_t JoinLogitsHash(uint64_t all, uint64_t next) {
+  uint64_t z = (all ^ next) + 0x9E3779B97F4A7C15ull + (all << 6) + (all >> 2);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
 
 struct TopLogprob {
   int32_t token;
@@ -92,6 +116,7 @@ struct StepResult {
   int64_t step = 0;
   Status status;                          // of the whole step; an error ends all its sequences
   std::vector<SampledToken> samples;      // in the order of ForwardBatch::samples
+  std::vector<SlotId> failed_slots;       // sequences with a NaN or infinity in a computed row: they fail alone
   std::vector<int64_t> copies_done;       // CopyPlan ids
   std::vector<int64_t> copies_failed;
 };

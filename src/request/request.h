@@ -53,7 +53,9 @@ struct OutputEvent {
   int32_t matched_stop_token = -1;       // the stop token id when finish == kStop
   Status error;                          // with kError, or the reason of kAbort
   CachedTokens cached;                   // valid from the first event on
-  std::vector<TokenOut> prompt_logprobs; // with the first event, when asked for; entry 0 is position prompt_logprobs_from
+  // With each choice's first event, when asked for; entry 0 is position prompt_logprobs_from. Nothing comes before
+  // position 0: its entry has the token and no logprob (0).
+  std::vector<TokenOut> prompt_logprobs;
   uint64_t logits_hash = 0;              // with the last event, when asked for
   int32_t spec_proposed = 0, spec_accepted = 0, spec_steps = 0;  // with the last event
 };

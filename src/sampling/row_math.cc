@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "batch/forward_batch.h"
+
 namespace sluice {
 namespace {
 
@@ -90,8 +92,8 @@ uint64_t HashRow(const float* x, int32_t n) {
     for (int l = 0; l < 4; ++l) lane[l] = std::rotl((lane[l] ^ words[l]) * kOdd, 29);
   }
   uint64_t h = uint64_t(uint32_t(n));
-  for (; i < n; ++i) h = JoinHash(h, std::bit_cast<uint32_t>(x[i]));
-  for (const uint64_t l : lane) h = JoinHash(h, l);
+  for (; i < n; ++i) h = JoinLogitsHash(h, std::bit_cast<uint32_t>(x[i]));
+  for (const uint64_t l : lane) h = JoinLogitsHash(h, l);
   return h;
 }
 

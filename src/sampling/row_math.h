@@ -23,12 +23,5 @@ double SumBlocks(const float* w, int32_t n);
 double LogSumExp(const float* x, int32_t n, float max, float* w);
 // 64-bit hash of the row's bits.
 uint64_t HashRow(const float* x, int32_t n);
-// Joins the hashes of a request's steps in order.
-constexpr uint64_t JoinHash(uint64_t all, uint64_t next) {
-  uint64_t z = (all ^ next) + 0x9E3779B97F4A7C15ull + (all << 6) + (all >> 2);
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
 
 }  // namespace sluice

@@ -1,0 +1,87 @@
+#include "engine/step_loop.h"
+
+#include <utility>
+
+#include "base/check.h"
+
+namespace sluice {
+
+StepLoop::StepLoop(const StepLoopOptions& options, std::unique_ptr<KvCache> cache, Executor* executor,
+                   const Clock* clock)
+    : options_(options),
+      cache_(std::move(cache)),
+      executor_(executor),
+      clock_(clock),
+      scheduler_(options.scheduler, cache_.get()) {
+  SLUICE_CHECK(options.depth == 0 || options.depth == 1, "depth {}", options.depth);
+  for (int32_t i = 0; i <= options.depth; ++i) {
+    buffers_.push_back(std::make_unique<StepBuffers>());
+    free_.push_back(buffers_.back().get());
+  }
+}
+
+StepLoop::~StepLoop() { SLUICE_CHECK(in_flight_ == 0, "{} steps are in flight", in_flight_); }
+
+StepLoop::Progress StepLoop::StepOnce() {
+  bool moved = false;
+  while (StepBuffers* done = executor_->Poll()) {
+    scheduler_.Commit(done->result);
+    free_.push_back(done);
+    --in_flight_;
+    moved = true;
+    if (options_.depth > 0) break;  // plan the next step before looking for another result
+  }
+  const Nanos now = clock_->Now();
+  if (cache_->Poll(now)) scheduler_.OnCacheProgress();
+  while (!free_.empty()) {
+    StepBuffers* step = free_.back();
+    step->Clear();
+    if (!scheduler_.Plan(now, &step->batch)) break;
+    free_.pop_back();
+    executor_->Submit(step);
+    ++in_flight_;
+    moved = true;
+  }
+  if (moved) return Progress::kMoved;
+  return scheduler_.idle() ? Progress::kIdle : Progress::kWaiting;
+}
+
+bool StepLoop::Flush() { return scheduler_.idle() && cache_->Flush(); }
+
+bool StepLoop::DropDeviceCache() { return scheduler_.idle() && cache_->DropDevice(); }
+
+EngineSnapshot StepLoop::Snapshot() const {
+  const SchedulerCounters& c = scheduler_.counters();
+  EngineSnapshot s;
+  s.cache = cache_->Stats();
+  s.running = scheduler_.running();
+  s.queued = scheduler_.waiting();
+  s.used_tokens = (s.cache.device.all - s.cache.device.free) * kPageTokens;
+  s.max_total_tokens = cache_->total_pages() * kPageTokens;
+  s.steps = c.steps;
+  s.prompt_tokens_total = c.prompt_tokens;
+  s.generation_tokens_total = c.generation_tokens;
+  s.cached_tokens_total = c.cached_tokens;
+  s.retractions_total = c.retractions;
+  s.requests_finished = c.finished;
+  s.requests_aborted = c.aborted;
+  s.requests_failed = c.failed;
+  return s;
+}
+
+std::vector<std::string> StepLoop::Audit() const {
+  std::vector<std::string> wrong = scheduler_.Audit();
+  for (std::string& w : cache_->Audit()) wrong.push_back("cache: " + std::move(w));
+  if (scheduler_.idle()) {
+    const CacheStats stats = cache_->Stats();
+    if (stats.device.leased != 0)
+      wrong.push_back(fmt::format("idle with {} leased pages", stats.device.leased));
+    if (stats.device.free + stats.device.leased + stats.device.cached != stats.device.all) {
+      wrong.push_back(fmt::format("device pages: {} free + {} leased + {} cached != {}", stats.device.free,
+                                  stats.device.leased, stats.device.cached, stats.device.all));
+    }
+  }
+  return wrong;
+}
+
+}  // namespace sluice

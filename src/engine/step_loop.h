@@ -1,0 +1,71 @@
+// The engine without its thread: accept, plan, submit, collect, commit. The threaded engine and the
+// simulation drive it.
+//
+// Owns the scheduler, the cache and the step buffers. One thread; time comes from the clock it was given.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "cache/kv_cache.h"
+#include "engine/engine.h"
+#include "exec/executor.h"
+#include "schedule/scheduler.h"
+
+namespace sluice {
+
+struct StepLoopOptions {
+  SchedulerOptions scheduler;
+  int32_t depth = 1;  // steps planned ahead of the last committed one: 0 or 1
+};
+
+class StepLoop {
+ public:
+  // Neither `executor` nor `clock` is owned.
+  StepLoop(const StepLoopOptions& options, std::unique_ptr<KvCache> cache, Executor* executor,
+           const Clock* clock);
+  // REQUIRES no step in flight (see Idle).
+  ~StepLoop();
+
+  enum class Progress : uint8_t {
+    kMoved,    // a step was submitted or committed
+    kWaiting,  // steps are in flight, or sequences wait for storage or room
+    kIdle,     // nothing to do until a request comes
+  };
+  // Commits what is done, then plans and submits up to depth + 1 steps.
+  Progress StepOnce();
+
+  Status Check(const Request& request) const { return scheduler_.Check(request); }
+  void Enqueue(Request request) { scheduler_.Enqueue(std::move(request)); }
+  bool Abort(std::string_view rid, const Status& reason) { return scheduler_.Abort(rid, reason); }
+  int64_t AbortAll(const Status& reason) { return scheduler_.AbortAll(reason); }
+  bool Idle() const { return scheduler_.idle(); }
+  // Both: false and no change while requests run or wait.
+  bool Flush();
+  bool DropDeviceCache();
+
+  EngineSnapshot Snapshot() const;
+  // Violations of the scheduler's and the cache's invariants; when idle also of what an idle engine must look
+  // like.
+  std::vector<std::string> Audit() const;
+  const Scheduler& scheduler() const { return scheduler_; }
+  KvCache& cache() { return *cache_; }
+  int64_t steps_in_flight() const { return in_flight_; }
+
+ private:
+  const StepLoopOptions options_;
+  std::unique_ptr<KvCache> cache_;
+  Executor* const executor_;
+  const Clock* const clock_;
+  Scheduler scheduler_;
+  std::vector<std::unique_ptr<StepBuffers>> buffers_;
+  std::vector<StepBuffers*> free_;
+  int64_t in_flight_ = 0;
+};
+
+}  // namespace sluice

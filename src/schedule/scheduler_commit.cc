@@ -1,0 +1,196 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "schedule/scheduler.h"
+
+namespace sluice {
+
+void Scheduler::Commit(const StepResult& result) {
+  SLUICE_CHECK(!steps_.empty() && steps_.front().id == result.step, "step {} is not the oldest in flight",
+               result.step);
+  Step step = std::move(steps_.front());
+  steps_.pop_front();
+  cache_->OnCopiesDone(result.copies_done, result.copies_failed);
+  if (!result.copies_done.empty()) blocked_ = false;
+  if (result.status.ok()) {
+    for (size_t i = 0; i < step.parts.size(); ++i) {
+      const Part& part = step.parts[i];
+      ++part.seq->in_flight;  // its pages stay until its forks have looked at them
+      CommitPart(part, result);
+      for (int32_t f = 0; f < part.forks; ++f) CommitFork(part.seq, step.parts[++i], result);
+      Settle(part.seq);
+    }
+  } else {
+    StepFailed(step, result.status);
+  }
+  for (Sequence* s : step.pins) Settle(s);
+  step.parts.clear();
+  step.pins.clear();
+  spare_steps_.push_back(std::move(step));
+}
+
+// One reference less; at the last one a sequence that is on its way out gives everything back (and may be
+// gone after).
+void Scheduler::Settle(Sequence* s) {
+  Unref(s);
+  if (s->in_flight == 0 && (s->ended() || s->state == SeqState::kRetracting)) LetGo(s);
+}
+
+void Scheduler::StepFailed(const Step& step, const Status& status) {
+  for (const Part& part : step.parts) {
+    part.seq->pending -= part.sample >= 0 ? 1 : 0;
+    part.seq->failed = true;
+    if (!part.seq->ended()) EndGroup(part.seq->group, FinishReason::kError, status);
+  }
+  for (const Part& part : step.parts) Settle(part.seq);
+}
+
+void Scheduler::TellCache(Sequence* s) {
+  if (s->computed / kPageTokens == s->committed / kPageTokens) return;  // no page has become full
+  cache_->Commit(&s->kv, s->tokens, s->computed, s->group->request.priority);
+  s->committed = s->computed;
+}
+
+void Scheduler::KeepScores(const Part& part, const StepResult& result) {
+  RequestGroup* group = part.seq->group;
+  for (int32_t i = 0; i < part.score_count; ++i) {
+    const SampledToken& score = result.samples[size_t(part.score_begin + i)];
+    const size_t position =
+        size_t(group->request.sampling.prompt_logprobs_from) + group->prompt_logprobs.size();
+    TokenOut& out = group->prompt_logprobs.emplace_back();
+    out.token = part.seq->tokens[position];
+    out.logprob = score.logprob;
+    for (const TopLogprob& t : score.top) out.top.push_back({t.token, t.logprob});
+  }
+}
+
+void Scheduler::CommitPart(const Part& part, const StepResult& result) {
+  Sequence* s = part.seq;
+  s->pending -= part.sample >= 0 ? 1 : 0;
+  Status failed;
+  if (std::find(result.failed_slots.begin(), result.failed_slots.end(), s->slot) !=
+      result.failed_slots.end()) {
+    failed = Internal(
+        "a hidden state of the request holds a NaN or an infinity; the request was ended and its cache rows "
+        "were dropped");
+  }
+  for (int32_t i = 0; i < part.score_count && failed.ok(); ++i) {
+    failed = result.samples[size_t(part.score_begin + i)].status;
+  }
+  if (part.sample >= 0 && failed.ok()) failed = result.samples[size_t(part.sample)].status;
+  if (s->ended()) {
+    counters_.dropped_tokens += part.sample >= 0 ? 1 : 0;
+    s->failed |= !failed.ok();
+    // A row that was computed from the token that ended the sequence is as final as any other.
+    s->computed = std::max(s->computed, std::min(part.start + part.rows, int32_t(s->tokens.size())));
+  } else if (!failed.ok()) {
+    s->failed = true;
+    if (s->group->spawned < s->group->choices() || part.forks > 0) {
+      EndGroup(s->group, FinishReason::kError, failed);  // all choices stand on the rows that failed
+    } else {
+      OutputEvent event;
+      event.finish = FinishReason::kError;
+      event.error = failed;
+      End(s, std::move(event));
+    }
+  } else {
+    SLUICE_CHECK(part.start == s->computed, "rows from {} computed {}", part.start, s->computed);
+    s->computed = part.start + part.rows;
+    KeepScores(part, result);
+    TellCache(s);
+    if (part.sample >= 0) {
+      KeepToken(s, result.samples[size_t(part.sample)]);
+    } else if (s->group->max_new == 0 && s->computed == s->group->prompt_len()) {
+      EndGroup(s->group, FinishReason::kLength, OkStatus());
+    }
+  }
+  Settle(s);
+}
+
+void Scheduler::CommitFork(Sequence* parent, const Part& part, const StepResult& result) {
+  Sequence* fork = part.seq;
+  fork->pending = 0;
+  if (fork->ended()) {
+    ++counters_.dropped_tokens;
+    return Settle(fork);
+  }
+  const SampledToken& sampled = result.samples[size_t(part.sample)];
+  if (sampled.status.ok()) {
+    KeepToken(fork, sampled);
+  } else {
+    OutputEvent event;
+    event.finish = FinishReason::kError;
+    event.error = sampled.status;
+    End(fork, std::move(event));
+  }
+  if (fork->ended()) return Settle(fork);
+  if (AttachPages(parent, fork)) {
+    fork->state = SeqState::kRunning;
+  } else {
+    // No room for its own pages: it computes the prompt again when there is, like a retracted sequence.
+    Remove(&running_, fork);
+    fork->state = SeqState::kRetracting;
+    leaving_.push_back(fork);
+  }
+  Settle(fork);
+}
+
+// Full pages of the prompt are the tree's; the rest (the partial tail, or all without a tree) is copied from
+// the parent.
+bool Scheduler::AttachPages(Sequence* parent, Sequence* fork) {
+  const int32_t prompt = fork->group->prompt_len();
+  if (!parent->kv.active) return false;
+  if (cache_->Begin(&fork->kv, fork->group->name_space, fork->group->request.prompt, 0) !=
+      BeginResult::kReady)
+    return false;
+  const size_t pages = size_t(CeilDiv(prompt, kPageTokens));
+  while (fork->kv.pages.size() < pages) {
+    const PageId page = cache_->TakePage(&fork->kv);
+    if (!page.valid()) {
+      std::erase_if(fork_copies_, [&](const ForkCopy& c) {
+        if (c.to != fork) return false;
+        Unref(c.from);
+        Unref(c.to);
+        return true;
+      });
+      return false;
+    }
+    const PageId source = parent->kv.pages[fork->kv.pages.size()];
+    fork->kv.pages.push_back(page);
+    fork_copies_.push_back({parent, fork, PageCopy{source, page}});
+    ++parent->in_flight;
+    ++fork->in_flight;
+  }
+  fork->planned = fork->computed = prompt;
+  fork->committed = int32_t(fork->kv.computed);
+  return true;
+}
+
+void Scheduler::KeepToken(Sequence* s, const SampledToken& sampled) {
+  RequestGroup* group = s->group;
+  s->tokens.push_back(sampled.token);
+  ++counters_.generation_tokens;
+  if (group->request.sampling.hash_logits)
+    s->logits_hash = JoinLogitsHash(s->logits_hash, sampled.logits_hash);
+  OutputEvent event;
+  event.choice = s->choice;
+  event.cached = group->cached;
+  TokenOut& out = event.tokens.emplace_back();
+  out.token = sampled.token;
+  out.logprob = sampled.logprob;
+  out.top.reserve(sampled.top.size());
+  for (const TopLogprob& t : sampled.top) out.top.push_back({t.token, t.logprob});
+  const bool stop_allowed = s->produced() > group->request.sampling.min_tokens;
+  if (stop_allowed && std::binary_search(group->stop_ids.begin(), group->stop_ids.end(), sampled.token)) {
+    event.finish = FinishReason::kStop;
+    event.matched_stop_token = sampled.token;
+  } else if (s->produced() >= group->max_new) {
+    event.finish = FinishReason::kLength;
+  }
+  if (event.finish != FinishReason::kNone) return End(s, std::move(event));
+  if (!s->first_event_sent) FillFirst(group, &event);
+  s->first_event_sent = true;
+  if (group->request.output != nullptr) group->request.output->Push(std::move(event));
+}
+
+}  // namespace sluice

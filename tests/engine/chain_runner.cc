@@ -1,0 +1,153 @@
+#include "chain_runner.h"
+
+#include <cmath>
+
+#include "base/check.h"
+#include "base/random.h"
+#include "kv/kv_layout.h"
+
+namespace sluice {
+namespace {
+
+constexpr uint64_t kRoot = 0x1234567;
+
+}  // namespace
+
+uint64_t ChainHash(uint64_t before, int32_t token) { return JoinLogitsHash(before, uint64_t(token) + 1); }
+
+void ChainLogits(uint64_t hash, bool nan, std::vector<float>* logits) {
+  logits->resize(kChainVocab);
+  SeededStream random(hash);
+  for (float& v : *logits) v = float(random.Unit() * 8);
+  (*logits)[kChainEos] -= 1.5f;  // answers end now and then
+  (*logits)[kChainNan] = -9;
+  if (nan) (*logits)[3] = std::nanf("");
+}
+
+ChainRunner::ChainRunner(int64_t pages, int32_t num_slots)
+    : rows_(size_t((pages + 1) * kPageTokens)), sampler_(kChainVocab, num_slots) {}
+
+ChainRunner::Row& ChainRunner::At(const ForwardBatch& batch, const BatchSeq& seq, int32_t position) {
+  const int32_t index = position / int32_t(kPageTokens);
+  SLUICE_CHECK(index < seq.num_pages, "position {} of {} pages", position, seq.num_pages);
+  const PageId page = batch.pages[size_t(seq.page_begin + index)];
+  return rows_[size_t(page.value * kPageTokens + position % kPageTokens)];
+}
+
+void ChainRunner::Poison(PageId page) {
+  for (int64_t i = 0; i < kPageTokens; ++i) rows_[size_t(page.value * kPageTokens + i)] = Row();
+}
+
+void ChainRunner::LoseRows(const ForwardBatch& batch) {
+  for (const BatchSeq& seq : batch.seqs) {
+    for (int32_t p = seq.start; p < seq.start + seq.num_rows; ++p) At(batch, seq, p) = {0, -1, true, true};
+  }
+}
+
+void ChainRunner::Run(const ForwardBatch& batch, StepResult* result) {
+  ++steps;
+  rows += batch.rows();
+  largest_step = std::max<int64_t>(largest_step, batch.rows());
+  if (!fail_steps.empty()) {
+    result->status = fail_steps.back();
+    fail_steps.pop_back();
+    if (!result->status.ok()) return LoseRows(batch);
+  }
+  for (const SlotInit& init : batch.slot_inits) sampler_.InitSlot(init);
+  for (const PageCopy& copy : batch.page_copies) {
+    for (int64_t i = 0; i < kPageTokens; ++i) {
+      rows_[size_t(copy.to.value * kPageTokens + i)] = rows_[size_t(copy.from.value * kPageTokens + i)];
+    }
+  }
+  std::vector<uint64_t> hashes(size_t(batch.rows()));
+  std::vector<int32_t> tokens(size_t(batch.rows()));
+  bool decodes = false, prefills = false;
+  for (const BatchSeq& seq : batch.seqs) {
+    (seq.decode ? decodes : prefills) = true;
+    if (seq.decode && prefills) violations.push_back("a decode row after prefill rows");
+    uint64_t hash = kRoot;
+    bool lost = false;
+    for (int32_t p = 0; p < seq.start + seq.num_rows; ++p) {
+      Row& row = At(batch, seq, p);
+      if (p >= seq.start) {
+        const int32_t r = seq.row_begin + p - seq.start;
+        const int32_t token = batch.tokens[size_t(r)];
+        tokens[size_t(r)] = token >= 0 ? token : sampler_.LastToken(SlotId(-1 - token));
+        lost |= tokens[size_t(r)] < 0;
+        row = {lost ? 0 : ChainHash(hash, tokens[size_t(r)]), tokens[size_t(r)], true, lost};
+        hashes[size_t(r)] = row.hash;
+      } else if (row.lost) {
+        lost = true;
+      } else if (!row.written || row.hash != ChainHash(hash, row.token)) {
+        violations.push_back(fmt::format("step {} slot {}: row {} is {}", batch.step, seq.slot.value, p,
+                                         row.written ? "another sequence's" : "not written"));
+        return;
+      }
+      hash = row.hash;
+    }
+  }
+  mixed_steps += decodes && prefills;
+  result->samples.resize(batch.samples.size());
+  for (size_t i = 0; i < batch.samples.size(); ++i) {
+    const SampleRow& sample = batch.samples[i];
+    ChainLogits(hashes[size_t(sample.row)], tokens[size_t(sample.row)] == kChainNan, &logits_);
+    sampler_.Sample(sample, logits_.data(), &result->samples[i]);
+  }
+  for (const CopyPlan& plan : batch.loads) result->copies_done.push_back(plan.id);
+  for (const CopyPlan& plan : batch.backups) result->copies_done.push_back(plan.id);
+}
+
+ChainAnswer ChainOracle(const Request& request, int32_t choice, int64_t token_limit) {
+  const SamplingParams& p = request.sampling;
+  ChainAnswer answer;
+  const int64_t max_new = std::min<int64_t>(p.max_tokens, token_limit - int64_t(request.prompt.size()));
+  uint64_t hash = kRoot;
+  int32_t last = -1;
+  for (const int32_t t : request.prompt) hash = ChainHash(hash, last = t);
+  Sampler sampler(kChainVocab, 1);
+  SlotInit init;
+  init.slot = SlotId(0);
+  init.prompt_tokens = request.prompt;
+  init.track_tokens = true;
+  init.logit_bias = p.logit_bias;
+  init.stop_token_ids = p.stop_token_ids;
+  if (!p.ignore_eos) init.stop_token_ids.push_back(kChainEos);
+  const std::vector<int32_t> stops = init.stop_token_ids;
+  sampler.InitSlot(init);
+  std::vector<float> logits;
+  answer.finish = FinishReason::kLength;
+  while (int64_t(answer.tokens.size()) < max_new) {
+    SampleRow row;
+    row.slot = SlotId(0);
+    row.position = int32_t(request.prompt.size() + answer.tokens.size());
+    row.temperature = p.temperature;
+    row.top_p = p.top_p;
+    row.top_k = p.top_k;
+    row.min_p = p.min_p;
+    row.presence_penalty = p.presence_penalty;
+    row.frequency_penalty = p.frequency_penalty;
+    row.repetition_penalty = p.repetition_penalty;
+    row.seed = p.seed;
+    row.choice = choice;
+    row.suppress_stop = int32_t(answer.tokens.size()) < p.min_tokens;
+    row.hash_logits = p.hash_logits;
+    ChainLogits(hash, last == kChainNan, &logits);
+    SampledToken sampled;
+    sampler.Sample(row, logits.data(), &sampled);
+    if (!sampled.status.ok()) {
+      answer.finish = FinishReason::kError;
+      break;
+    }
+    answer.tokens.push_back(last = sampled.token);
+    if (p.hash_logits) answer.logits_hash = JoinLogitsHash(answer.logits_hash, sampled.logits_hash);
+    hash = ChainHash(hash, last);
+    if (int32_t(answer.tokens.size()) > p.min_tokens &&
+        std::find(stops.begin(), stops.end(), last) != stops.end()) {
+      answer.finish = FinishReason::kStop;
+      break;
+    }
+  }
+  return answer;
+}
+
+}  // namespace sluice
