@@ -1,4 +1,5 @@
-// Every flag of the server as one value. Filled from the one flag table (flags.h): command line > environment alias >
+// Every flag of the server as one value. Filled from the one flag table (flags.h): command line > environment
+// alias >
 // --config file > default.
 #pragma once
 
@@ -13,19 +14,19 @@ namespace sluice {
 
 struct ServerConfig {
   // model
-  std::string model_path;               // "": the bundled model
-  std::string tokenizer_path;           // "": model_path
-  std::string served_model_name;        // "": last part of the model path
-  std::string load_format = "auto";     // auto, safetensors, dummy
-  int64_t context_length = 0;           // 0: the model's
+  std::string model_path;            // "": the bundled model
+  std::string tokenizer_path;        // "": model_path
+  std::string served_model_name;     // "": last part of the model path
+  std::string load_format = "auto";  // auto, safetensors, dummy
+  int64_t context_length = 0;        // 0: the model's
   ModelOverrides overrides;
   std::string dtype = "auto";           // auto (bf16), bfloat16, float32
   std::string kv_cache_dtype = "auto";  // auto (= dtype), bf16, fp8_e4m3, float32
   std::string index_cache_dtype = "auto";
   int64_t random_seed = 0;
   std::string device = "cpu";
-  std::string cpu_isa = "auto";         // auto, avx2, avx512, avx512_bf16
-  int64_t threads = 0;                  // compute threads in all; 0: cores of the cgroup
+  std::string cpu_isa = "auto";  // auto, avx2, avx512, avx512_bf16
+  int64_t threads = 0;           // compute threads in all; 0: cores of the cgroup
   // http
   std::string host = "127.0.0.1";
   int64_t port = 30000;
@@ -44,12 +45,12 @@ struct ServerConfig {
   int64_t chunked_prefill_size = 2048;  // -1: off
   int64_t max_prefill_tokens = 16384;
   int64_t page_size = 64;
-  std::string schedule_policy = "fcfs"; // fcfs, lpm
+  std::string schedule_policy = "fcfs";  // fcfs, lpm
   bool enable_priority_scheduling = false;
   std::string radix_eviction_policy = "lru";
   bool disable_radix_cache = false;
   double schedule_conservativeness = 1.0;
-  int64_t step_depth = 1;               // steps planned ahead: 0 or 1
+  int64_t step_depth = 1;  // steps planned ahead: 0 or 1
   double decode_log_interval_s = 30;
   // DSA
   bool nsa_dequant_only_topk = true;
@@ -57,7 +58,7 @@ struct ServerConfig {
   // host and storage tiers
   bool enable_hierarchical_cache = false;
   double hicache_ratio = 2.0;
-  double hicache_size_gb = 0;           // per rank; overrides the ratio
+  double hicache_size_gb = 0;  // per rank; overrides the ratio
   std::string hicache_write_policy = "write_through";
   std::string hicache_io_backend = "direct";
   std::string hicache_mem_layout = "layer_first";
@@ -68,17 +69,28 @@ struct ServerConfig {
   double verify_cache = 0;
   // parallel
   int64_t tp_size = 1, attn_cp_size = 1, ep_size = 1;
+  bool enable_two_batch_overlap = false;
   // disaggregation, speculation
   std::string disaggregation_mode = "null";
+  std::string disaggregation_transfer_backend = "auto";
+  int64_t disaggregation_bootstrap_port = 8998;
+  double disaggregation_bootstrap_timeout_s = 30, disaggregation_waiting_timeout_s = 30;
+  double disaggregation_heartbeat_interval_s = 2;
+  int64_t disaggregation_heartbeat_max_failure = 2;
+  bool disaggregation_per_layer_transfer = true;
+  int64_t disaggregation_layer_group = 8;
+  int64_t num_reserved_decode_tokens = 512;
   std::string speculative_algorithm;
   int64_t speculative_num_steps = 0, speculative_num_draft_tokens = 0, speculative_eagle_topk = 1;
 
-  std::vector<std::string> notices;     // one line each, logged at start: accepted without effect, environment aliases in force
-  std::string ResolvedJson() const;     // for /server_info
+  std::vector<std::string>
+      notices;  // one line each, logged at start: accepted without effect, environment aliases in force
+  // Every value under its flag's name with underscores, for /server_info; keys of clients are masked.
+  std::string ResolvedJson() const;
 };
 
-// Parses argv (without the command word). Errors: unknown flag, bad value, illegal combination; each names flag, value, what
-// is legal and what to do. `getenv_fn` is injected for tests.
+// Parses argv (without the command word). Errors: unknown flag, bad value, illegal combination; each names
+// flag, value, what is legal and what to do. Reads the environment aliases of flags once, here.
 StatusOr<ServerConfig> ParseServerFlags(const std::vector<std::string>& args);
 
 }  // namespace sluice

@@ -1,0 +1,28 @@
+#include "config/server_config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "config/flags.h"
+
+namespace sluice {
+
+std::string ServerConfig::ResolvedJson() const {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const FlagSpec& flag : FlagTable()) {
+    if (std::holds_alternative<std::monostate>(flag.target) || flag.switch_sets) continue;
+    std::string key(flag.name().substr(2));
+    for (char& c : key) c = c == '-' ? '_' : c;
+    auto& value = json[key];
+    if (auto* text = std::get_if<std::string ServerConfig::*>(&flag.target)) value = this->**text;
+    if (auto* number = std::get_if<int64_t ServerConfig::*>(&flag.target)) value = this->**number;
+    if (auto* real = std::get_if<double ServerConfig::*>(&flag.target)) value = this->**real;
+    if (auto* on = std::get_if<bool ServerConfig::*>(&flag.target)) value = this->**on;
+    if (auto* text = std::get_if<std::string ModelOverrides::*>(&flag.target)) value = overrides.**text;
+    if (auto* number = std::get_if<int64_t ModelOverrides::*>(&flag.target)) value = overrides.**number;
+    if (key.ends_with("api_key") && !value.get_ref<const std::string&>().empty()) value = "***";
+  }
+  json["notices"] = notices;
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace sluice
