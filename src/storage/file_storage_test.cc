@@ -389,15 +389,15 @@ TEST_P(FileStorageTest, TooManyBatchesAreRefusedAndWrongSpansToo) {
   EXPECT_TRUE(absl::IsInvalidArgument(s->Submit({StorageOp::kPut, {}, 0}).status()));
 }
 
-// Writers are killed in the middle, fifty times; several share the directory with its capacity bound. What a
-// reader then gets is always either nothing or exactly what was put.
+// Two writers at a time are killed in the middle, 26 of them for each engine; they share the directory and
+// its capacity bound. What a reader then gets is always either nothing or exactly what was put.
 TEST_P(FileStorageTest, KillingWritersLeavesOnlyWholeObjects) {
   const StorageFormat format = TestFormat({60'000, 3'000});
   FileStorageOptions o;
   o.capacity_bytes = 2'000'000;
   SeededStream random(7);
   int64_t found = 0;
-  for (int round = 0; round < 25; ++round) {
+  for (int round = 0; round < 13; ++round) {
     pid_t child[2];
     for (pid_t& pid : child) {
       pid = ::fork();
@@ -426,7 +426,7 @@ TEST_P(FileStorageTest, KillingWritersLeavesOnlyWholeObjects) {
       found += g == kOk;
     }
   }
-  EXPECT_GT(found, 100);
+  EXPECT_GT(found, 50);
 }
 
 TEST(FileStorage, DirectoryThatCannotBeMadeIsRefusedWithItsName) {

@@ -100,7 +100,8 @@ inline StorageOutcome GetPage(StorageBackend* s, uint64_t key, Nanos deadline = 
   TestPage want(s->format(), key), got(s->format());
   auto o = RunBatch(s, StorageOp::kGet, {got.Item(key)}, deadline);
   if (o.empty()) return StorageOutcome::kError;
-  if (o[0] == StorageOutcome::kOk && want.pieces != got.pieces) ADD_FAILURE() << "wrong bytes for key " << key;
+  if (o[0] == StorageOutcome::kOk && want.pieces != got.pieces)
+    ADD_FAILURE() << "wrong bytes for key " << key;
   return o[0];
 }
 
