@@ -1,0 +1,108 @@
+#include "backends/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <array>
+
+#include "backends/cpu/attention.h"
+#include "backends/cpu/cpu_queue.h"
+#include "backends/cpu/index_select.h"
+#include "backends/cpu/kernel_table.h"
+#include "backends/cpu/linear.h"
+#include "backends/cpu/row_drivers.h"
+
+namespace sluice::cpu {
+namespace {
+
+struct IsaName {
+  Isa isa;
+  const char* name;
+};
+constexpr std::array<IsaName, 4> kIsaNames = {{{Isa::kPortable, "portable"},
+                                               {Isa::kAvx2, "avx2"},
+                                               {Isa::kAvx512, "avx512"},
+                                               {Isa::kAvx512Bf16, "avx512_bf16"}}};
+
+class CpuBackend final : public ops::Backend {
+ public:
+  CpuBackend(const KernelTable& table, ops::BackendInfo info) : t_(table), info_(std::move(info)) {}
+
+  const ops::BackendInfo& info() const override { return info_; }
+  std::unique_ptr<ops::Queue> MakeQueue(int threads, int first_core) override {
+    return std::make_unique<CpuQueue>(threads, first_core);
+  }
+  int64_t RowCapacity(int64_t rows) const override { return rows; }
+  Status Plan(const ops::Limits&) override { return OkStatus(); }
+
+  StatusOr<std::unique_ptr<ops::Linear>> Pack(std::span<const ops::WeightView> concat_out) override {
+    const std::vector<ops::WeightView> group(concat_out.begin(), concat_out.end());
+    return PackGroups({&group, 1});
+  }
+  StatusOr<std::unique_ptr<ops::Linear>> PackGroups(
+      std::span<const std::vector<ops::WeightView>> groups) override {
+    ASSIGN_OR_RETURN(std::unique_ptr<PackedLinear> p, PackLinear(t_, info_.act, groups));
+    return std::unique_ptr<ops::Linear>(std::move(p));
+  }
+
+  void Embed(ops::Queue& q, const ops::EmbedArgs& a) override { RunEmbed(Cpu(q), t_, a); }
+  void Apply(ops::Queue& q, const ops::LinearArgs& a) override { RunLinear(Cpu(q), t_, info_.act, a); }
+  void ApplyHeads(ops::Queue& q, const ops::HeadLinearArgs& a) override {
+    RunHeads(Cpu(q), t_, info_.act, a);
+  }
+  void RmsNorm(ops::Queue& q, const ops::RmsNormArgs& a) override { RunRmsNorm(Cpu(q), t_, info_.act, a); }
+  void SplitQuery(ops::Queue& q, const ops::SplitQueryArgs& a) override {
+    RunSplitQuery(Cpu(q), t_, info_.act, a);
+  }
+  void WriteLatent(ops::Queue& q, const ops::WriteLatentArgs& a) override { RunWriteLatent(Cpu(q), t_, a); }
+  void WriteIndex(ops::Queue& q, const ops::WriteIndexArgs& a) override { RunWriteIndex(Cpu(q), t_, a); }
+  void IndexSelect(ops::Queue& q, const ops::IndexSelectArgs& a) override {
+    RunIndexSelect(Cpu(q), t_, info_.act, a);
+  }
+  void Attention(ops::Queue& q, const ops::AttentionArgs& a) override {
+    RunAttention(Cpu(q), t_, info_.act, a);
+  }
+  void Gate(ops::Queue& q, const ops::GateArgs& a) override { RunGate(Cpu(q), t_, a); }
+  void Moe(ops::Queue& q, const ops::MoeArgs& a) override { RunMoe(Cpu(q), t_, info_.act, a); }
+  void SiluMul(ops::Queue& q, const ops::SiluMulArgs& a) override { RunSiluMul(Cpu(q), t_, info_.act, a); }
+  void GatherRows(ops::Queue& q, const void* src, const int32_t* index, int64_t rows, int64_t bytes,
+                  void* dst) override {
+    RunGatherRows(Cpu(q), src, index, rows, bytes, dst);
+  }
+
+ private:
+  const KernelTable& t_;
+  ops::BackendInfo info_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<ops::Backend>> MakeCpuBackend(const CpuOptions& options) {
+  if (options.act != DType::kBF16 && options.act != DType::kF32) {
+    return Unsupported("activation type {} is not supported on the CPU; use bf16 or float32",
+                       Name(options.act));
+  }
+  Isa isa = BestIsa();
+  if (options.isa != "auto") {
+    const auto* found = std::find_if(kIsaNames.begin(), kIsaNames.end(),
+                                     [&](const IsaName& n) { return options.isa == n.name; });
+    if (found == kIsaNames.end()) {
+      return Invalid("cpu instruction class '{}' is unknown; use auto, portable, avx2, avx512 or avx512_bf16",
+                     options.isa);
+    }
+    isa = found->isa;
+  }
+  const KernelTable* table = KernelsFor(isa, options.act == DType::kBF16);
+  const char* name = kIsaNames[size_t(isa)].name;
+  if (table == nullptr) {
+    return Unsupported("this processor lacks {}; the best it has is {}", name,
+                       kIsaNames[size_t(BestIsa())].name);
+  }
+  // A change of any kernel's arithmetic must change the number: caches written by another are then not
+  // reused.
+  return std::make_unique<CpuBackend>(
+      *table, ops::BackendInfo{.device = "cpu",
+                               .isa = name,
+                               .act = options.act,
+                               .numerics_class = fmt::format("cpu/{}/{}/1", name, Name(options.act))});
+}
+
+}  // namespace sluice::cpu

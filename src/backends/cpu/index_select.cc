@@ -1,0 +1,208 @@
+#include "backends/cpu/index_select.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "backends/cpu/pool_pages.h"
+#include "backends/cpu/rope.h"
+#include "base/check.h"
+#include "base/ids.h"
+
+namespace sluice::cpu {
+namespace {
+
+// Scores held at once; rows go in batches so that they fit. A batch shares loaded key pages between rows of a
+// sequence.
+constexpr int64_t kScoreFloats = 8 << 20;
+constexpr int64_t kPagesPerTask = 8;
+
+// Unsigned order = score order; -0 becomes +0, NaN the lowest.
+uint32_t OrderKey(float f) {
+  if (f != f) return 0;
+  const uint32_t u = std::bit_cast<uint32_t>(f + 0.0f);
+  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
+}
+float OrderValue(uint32_t key) {
+  if (key == 0) return -std::numeric_limits<float>::infinity();
+  return std::bit_cast<float>((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
+}
+
+// The k-th largest of n keys (1 <= k <= n), by 11, 11 and 10 bits from the top.
+uint32_t KthLargest(const uint32_t* keys, int64_t n, int64_t k) {
+  constexpr int kShift[] = {21, 10, 0};
+  constexpr uint32_t kBins[] = {2048, 2048, 1024};
+  uint32_t prefix = 0, mask = 0;
+  int32_t counts[2048];
+  for (int pass = 0; pass < 3; ++pass) {
+    std::fill(counts, counts + kBins[pass], 0);
+    for (int64_t i = 0; i < n; ++i) {
+      if ((keys[i] & mask) == prefix) ++counts[keys[i] >> kShift[pass] & (kBins[pass] - 1)];
+    }
+    uint32_t bin = kBins[pass] - 1;
+    while (k > counts[bin]) k -= counts[bin--];
+    prefix |= bin << kShift[pass];
+    mask |= (kBins[pass] - 1) << kShift[pass];
+  }
+  return prefix;
+}
+
+void SelectAll(const ops::IndexSelectArgs& a, int64_t row) {
+  const int64_t n = std::max<int64_t>(0, a.seqs.positions[row] + 1);
+  int32_t* out = a.selected + row * a.topk;
+  for (int64_t i = 0; i < a.topk; ++i) out[i] = i < n ? int32_t(i) : -1;
+  a.selected_count[row] = int32_t(n);
+  if (a.gap != nullptr) a.gap[row] = std::numeric_limits<float>::infinity();
+}
+
+}  // namespace
+
+float SelectTopK(const float* scores, int64_t n, int64_t k, int32_t* out, uint32_t* keys) {
+  for (int64_t i = 0; i < n; ++i) keys[i] = OrderKey(scores[i]);
+  if (k == n) {
+    for (int64_t i = 0; i < n; ++i) out[i] = int32_t(i);
+    return std::numeric_limits<float>::infinity();
+  }
+  const uint32_t least = KthLargest(keys, n, k);
+  int64_t above = 0;
+  for (int64_t i = 0; i < n; ++i) above += keys[i] > least;
+  int64_t ties = k - above;
+  uint32_t left_out = 0;
+  int64_t w = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (keys[i] > least || (keys[i] == least && ties > 0)) {
+      ties -= keys[i] == least;
+      out[w++] = int32_t(i);
+    } else {
+      left_out = std::max(left_out, keys[i]);
+    }
+  }
+  const float gap = OrderValue(least) - OrderValue(left_out);
+  return gap != gap ? 0.0f : gap;
+}
+
+void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::IndexSelectArgs& a) {
+  (void)act;
+  const ops::SeqTables& seqs = a.seqs;
+  if (seqs.rows <= 0) return;
+  const int64_t element = t.bf16_pairs ? 2 : 4, q_row = a.heads * a.dim;
+  // The longest context among rows that need scores sets how many rows a batch may hold.
+  std::vector<int32_t>& scored = q.ints();  // (sequence, row) pairs in order
+  scored.clear();
+  int64_t longest = 0;
+  for (int64_t s = 0; s < seqs.seqs; ++s) {
+    for (int64_t r = seqs.row_begin[s]; r < seqs.row_begin[s] + seqs.num_rows[s]; ++r) {
+      if (seqs.positions[r] + 1 <= a.topk) {
+        SelectAll(a, r);
+        continue;
+      }
+      scored.push_back(int32_t(s));
+      scored.push_back(int32_t(r));
+      longest = std::max<int64_t>(longest, seqs.positions[r] + 1);
+    }
+  }
+  const int64_t total = int64_t(scored.size()) / 2;
+  if (total == 0) return;
+  const int64_t width = AlignUp(longest, kPageTokens);
+  const int64_t batch = std::min(total, std::max<int64_t>(1, kScoreFloats / width));
+
+  Carver size(nullptr);
+  auto carve = [&](Carver& c, float** scores, std::byte** query, float** weight, int32_t** tasks,
+                   uint32_t** keys) {
+    *scores = c.Take<float>(batch * width);
+    *query = c.Take<std::byte>(batch * q_row * element);
+    *weight = c.Take<float>(batch * a.heads);
+    *tasks = c.Take<int32_t>(3 * batch * CeilDiv(width, kPageTokens * kPagesPerTask));
+    *keys = c.Take<uint32_t>(width * q.threads());
+  };
+  float *scores, *weight;
+  std::byte* query;
+  int32_t* tasks;
+  uint32_t* order;
+  carve(size, &scores, &query, &weight, &tasks, &order);
+  Carver arrays(q.shared().Get(size.used()));
+  carve(arrays, &scores, &query, &weight, &tasks, &order);
+
+  const PoolPages pages = PoolPages::Index(*a.pool, a.layer);
+  const DType stored = a.pool->layout().index_dtype();
+  const RowFormat format =
+      stored == DType::kF32 ? RowFormat::kF32 : (stored == DType::kBF16 ? RowFormat::kBF16 : RowFormat::kFp8);
+  SLUICE_CHECK(a.pool->layout().index_dim() == a.dim, "pool index rows have {} values, the op {}",
+               a.pool->layout().index_dim(), a.dim);
+
+  for (int64_t first = 0; first < total; first += batch) {
+    const int64_t n = std::min(batch, total - first);
+    const int32_t* row_of = scored.data() + 2 * first;  // row_of[2 * i + 1]
+    q.group().ParallelFor(n, [&](int thread, int64_t i) {
+      const int64_t row = row_of[2 * i + 1];
+      float* f = reinterpret_cast<float*>(q.group().scratch(thread).Get(q_row * 4));
+      std::memcpy(f, a.q + row * q_row, size_t(q_row) * 4);
+      for (int64_t h = 0; h < a.heads; ++h) {
+        Rope(f + h * a.dim, seqs.positions[row], a.table, a.interleave, f + h * a.dim);
+        weight[i * a.heads + h] = a.head_weight[row * a.heads + h] * a.scale;
+      }
+      if (t.bf16_pairs) {
+        t.f32_to_bf16(f, q_row, reinterpret_cast<uint16_t*>(query) + i * q_row);
+      } else {
+        std::memcpy(query + i * q_row * 4, f, size_t(q_row) * 4);
+      }
+    });
+    // A task: some pages of one sequence against all its rows in the batch.
+    int64_t num_tasks = 0;
+    for (int64_t i = 0; i < n;) {
+      int64_t end = i;
+      int64_t seen = 0;
+      while (end < n && row_of[2 * end] == row_of[2 * i]) {
+        seen = std::max<int64_t>(seen, seqs.positions[row_of[2 * end + 1]] + 1);
+        ++end;
+      }
+      for (int64_t p = 0; p < CeilDiv(seen, kPageTokens); p += kPagesPerTask) {
+        tasks[3 * num_tasks] = int32_t(i);
+        tasks[3 * num_tasks + 1] = int32_t(end);
+        tasks[3 * num_tasks++ + 2] = int32_t(p);
+      }
+      i = end;
+    }
+    q.group().ParallelFor(num_tasks, [&](int thread, int64_t task) {
+      const int64_t begin = tasks[3 * task], end = tasks[3 * task + 1];
+      const int64_t seq = row_of[2 * begin];
+      const int64_t key_bytes = AlignUp(kPageTokens, t.nr) * AlignUp(a.dim, 2) * element;
+      std::byte* keys = q.group().scratch(thread).Get(key_bytes);
+      float key_scale[kPageTokens];
+      std::fill(key_scale, key_scale + kPageTokens, 1.0f);
+      int64_t seen = 0;
+      for (int64_t i = begin; i < end; ++i)
+        seen = std::max<int64_t>(seen, seqs.positions[row_of[2 * i + 1]] + 1);
+      const int64_t last = std::min(CeilDiv(seen, kPageTokens), int64_t(tasks[3 * task + 2]) + kPagesPerTask);
+      for (int64_t p = tasks[3 * task + 2]; p < last; ++p) {
+        const std::byte* page = pages(seqs.pages[seqs.page_begin[seq] + p]);
+        const int64_t count = std::min(kPageTokens, seen - p * kPageTokens);
+        t.load_index(page, count, format, a.dim, keys);
+        if (format == RowFormat::kFp8) {
+          std::memcpy(key_scale, page + kPageTokens * a.dim, size_t(count) * 4);
+          std::fill(key_scale + count, key_scale + kPageTokens, 0.0f);
+        }
+        for (int64_t i = begin; i < end; ++i) {
+          if (seqs.positions[row_of[2 * i + 1]] < p * kPageTokens) continue;
+          t.index_scores({.q = query + i * q_row * element,
+                          .w = weight + i * a.heads,
+                          .heads = a.heads,
+                          .dim = a.dim,
+                          .keys = keys,
+                          .key_scale = key_scale,
+                          .out = scores + i * width + p * kPageTokens});
+        }
+      }
+    });
+    q.group().ParallelFor(n, [&](int thread, int64_t i) {
+      const int64_t row = row_of[2 * i + 1];
+      const float gap = SelectTopK(scores + i * width, seqs.positions[row] + 1, a.topk,
+                                   a.selected + row * a.topk, order + int64_t(thread) * width);
+      a.selected_count[row] = int32_t(a.topk);
+      if (a.gap != nullptr) a.gap[row] = gap;
+    });
+  }
+}
+
+}  // namespace sluice::cpu

@@ -1,0 +1,43 @@
+// Packed weights and the matrix products over them: one matrix, one per head, one per expert.
+//
+// Work is cut at panels (columns) and row blocks; neither changes a bit of any element (kernel_table.h).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backends/cpu/cpu_queue.h"
+#include "backends/cpu/kernel_table.h"
+#include "ops/backend.h"
+
+namespace sluice::cpu {
+
+enum class PanelKind : uint8_t { kF32, kBF16, kPairs };
+
+class PackedLinear final : public ops::Linear {
+ public:
+  PackedLinear() = default;
+  ~PackedLinear() override;
+  const std::byte* group(int64_t g) const { return data_ + g * group_bytes_; }
+  PanelKind kind() const { return kind_; }
+  int64_t panel_bytes() const { return panel_bytes_; }
+
+ private:
+  friend StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable&, DType,
+                                                            std::span<const std::vector<ops::WeightView>>);
+  PanelKind kind_ = PanelKind::kF32;
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0, group_bytes_ = 0, panel_bytes_ = 0;
+};
+
+// Each group is the concatenation (along out) of its views. Fails when views disagree in shape or have an
+// unknown type.
+StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType act,
+                                                   std::span<const std::vector<ops::WeightView>> groups);
+
+void RunLinear(CpuQueue& q, const KernelTable& t, DType act, const ops::LinearArgs& a);
+void RunHeads(CpuQueue& q, const KernelTable& t, DType act, const ops::HeadLinearArgs& a);
+void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a);
+
+}  // namespace sluice::cpu
