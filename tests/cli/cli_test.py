@@ -1,0 +1,73 @@
+"""The command line of the built program: exit codes, help, and that bad input is one clear line and never a trace.
+
+  cli_test.py SLUICE
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SLUICE = os.path.abspath(sys.argv.pop(1))
+
+
+def run(*args, **kwargs):
+    with tempfile.TemporaryDirectory() as elsewhere:  # nothing may depend on the working directory
+        return subprocess.run([SLUICE, *args], capture_output=True, text=True, timeout=60, check=False,
+                              cwd=elsewhere, **kwargs)
+
+
+def commands():
+    listed = re.findall(r"^  ([a-z]+(?: [a-z]+)?)  +\S", run("--help").stdout, re.M)
+    assert listed, "no commands in --help"
+    return listed
+
+
+class CommandLine(unittest.TestCase):
+    def assert_usage_error(self, result, *texts):
+        self.assertEqual(result.returncode, 2, result.stderr)
+        for text in texts:
+            self.assertIn(text, result.stderr)
+        self.assertNotIn(": check failed: ", result.stderr)
+        self.assertNotIn("terminate called", result.stderr)
+
+    def test_version(self):
+        result = run("--version")
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stdout, r"^sluice \d+\.\d+\.\d+\ncommit   \w+\S*\ncompiler \S+ \S+ \(\w+\)\nbackends \w+")
+
+    def test_no_command_is_a_usage_error(self):
+        self.assert_usage_error(run(), "usage: sluice <command>")
+
+    def test_unknown_command(self):
+        self.assert_usage_error(run("serv"), "unknown command 'serv'")
+
+    def test_group_alone_lists_its_members(self):
+        if not any(c.startswith("bench ") for c in commands()):
+            self.skipTest("this build has no benchmarks")
+        self.assert_usage_error(run("bench"), "sluice bench ")
+        self.assertEqual(run("bench", "--help").returncode, 0)
+
+    def test_help_of_every_command(self):
+        for command in commands():
+            for words in [command.split() + ["--help"], ["help"] + command.split()]:
+                result = run(*words)
+                self.assertEqual(result.returncode, 0, f"{words}: {result.stderr}")
+                self.assertIn("usage: ", result.stdout.lower())
+                self.assertEqual(result.stderr, "")
+
+    def test_unknown_flag_of_every_command(self):
+        for command in commands():
+            result = run(*command.split(), "--no-such-flag")
+            self.assert_usage_error(result, "--help")
+
+    def test_closed_output_is_not_a_signal(self):
+        process = subprocess.Popen([SLUICE, "serve", "--help"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process.stdout.close()
+        self.assertGreaterEqual(process.wait(timeout=30), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
