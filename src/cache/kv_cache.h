@@ -5,13 +5,24 @@
 //   Begin    match the prompt, lock the hit, plan loads of host pages; at most prompt - 1 tokens are hits, whole pages.
 //   Grow     own pages up to n tokens (evicting if it must); false = no room now, nothing changed.
 //   Commit   after a step was COMPUTED: rows [0, computed) are final; full pages among them enter the tree. A page that the
-//            tree already has is swapped for the tree's (ours is freed), so S.pages may change for positions < computed.
-//   Release  sequence ends or is retracted: commit what is final, give the rest back, unlock. Must be called only when no
-//            submitted batch refers to its pages.
+//            tree already has is swapped for the tree's (ours is given back), so S.pages may change for positions < computed.
+//   Release  sequence ends or is retracted: commit what is final, give the rest back, unlock.
 //
 //   [0 ........ cached) [cached ........ computed) [computed ..... num_tokens)
 //    tree's pages,       own pages; full ones move   own pages, not final
 //    locked by leaf      to the tree at Commit
+//
+// Steps planned ahead. The engine names each batch when it submits it (StepSubmitted, rising numbers) and when its result is
+// in (StepRetired). An own page that Commit or Release gives back while steps are submitted is not handed out again before all
+// of them have retired: they may still read or write it. So Release may be called as soon as a sequence is out of the
+// schedule, even if a submitted batch still computes a row of it; that row is lost. Tree pages need no such wait: a page of
+// the tree is never written again, and a later batch that reuses an evicted one runs after the batches that read it.
+// An executor that starts the loads of a batch before the batches ahead of it have ended must not do so when Release is called
+// early. A caller that never names steps gets its pages back at once.
+//
+// Copies. The pages of a load are in S.pages at once; its plan comes out of the next TakeCopies and must ride on the batch that
+// the engine submits next, or on one without rows when nothing else is to be done. Batches run in order, so every later batch
+// may read those pages. A failed load fails its step: the sequences of it are released with keep = false.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +38,19 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "kv/copy_plan.h"
+#include "kv/host_pool.h"
 #include "kv/kv_layout.h"
+#include "radix/evict_order.h"
 #include "request/request.h"
 
 namespace sluice {
 
-enum class EvictionPolicy : uint8_t { kLru, kLfu, kFifo, kMru, kPriority };
+struct RadixNode;
+class DevicePool;
+class HostPool;
+class StorageBackend;
+
 enum class WritePolicy : uint8_t { kWriteThrough, kWriteThroughSelective, kWriteBack };
-enum class HostLayout : uint8_t { kLayerFirst, kPageFirst, kPageFirstDirect, kLayerPageFirst };
 enum class PrefetchPolicy : uint8_t { kBestEffort, kWaitComplete, kTimeout };
 
 struct CacheOptions {
@@ -46,7 +62,18 @@ struct CacheOptions {
   WritePolicy write_policy = WritePolicy::kWriteThrough;
   PrefetchPolicy prefetch = PrefetchPolicy::kBestEffort;
   int64_t load_back_min_tokens = 64;
+  // Storage: a prompt whose unknown rest is shorter does not ask; waits as the prefetch policy says.
+  int64_t prefetch_min_tokens = 256;
+  Nanos prefetch_timeout_base = 2'000'000'000;           // timeout: base + per 1024 tokens, at most the maximum
+  Nanos prefetch_timeout_per_ki = 100'000'000;
+  Nanos prefetch_timeout_max = 30'000'000'000;           // also ends a reservation whose owner never comes back
+  Nanos best_effort_base = 50'000'000;                   // best_effort: about as long as computing would take
+  Nanos best_effort_per_page = 2'000'000;
+  // Device pages kept free per lane between steps when there is a host tier; advice, never waited for. -1: 1/32 of the lane.
+  int64_t free_room_pages = -1;
+  // Debug builds: freed device pages are overwritten in this pool.
   bool poison_on_free = false;
+  const DevicePool* poison_pool = nullptr;
 };
 
 struct TierCounts {                    // exact partition (I11): free + leased + cached = all, per lane
@@ -61,9 +88,15 @@ struct CacheStats {
   int64_t backup_pages = 0, load_pages = 0, pending_backups = 0, pending_loads = 0;
   int64_t deficit_evictions = 0, free_room_misses = 0, loads_waited = 0;
   int64_t storage_read_bytes = 0, storage_write_bytes = 0, storage_errors = 0;
+  int64_t backups_skipped = 0;          // pages that found no room in the host tier
+  int64_t dropped_unwritten = 0;        // write_back: pages evicted without a copy because nothing could wait
+  int64_t failed_loads = 0, failed_backups = 0;
+  int64_t prefetches = 0, prefetch_pages = 0, prefetch_timeouts = 0;
+  int64_t pending_prefetches = 0, reserved_host_pages = 0;  // held for prefetches that are on their way
+  int64_t pending_stores = 0, stores_skipped = 0;
+  int64_t deferred_pages = 0;           // given back, waiting for submitted steps; part of device.leased
 };
 
-class RadixNode;
 
 // A running sequence's hold on the cache. Movable, owned by the scheduler's sequence.
 struct SequenceKv {
@@ -74,6 +107,7 @@ struct SequenceKv {
   CachedTokens hit;                    // what Begin found, by tier
   RadixNode* node = nullptr;           // cursor: deepest locked node of the path
   bool active = false;
+  int64_t prefetch = 0;                // storage prefetch of this sequence; 0 none yet, -1 over
 };
 
 enum class BeginResult : uint8_t { kReady, kWaitStorage, kNoRoom };
@@ -88,15 +122,25 @@ class KvCache {
   virtual BeginResult Begin(SequenceKv* seq, std::string_view name_space, std::span<const int32_t> tokens, Nanos now) = 0;
   virtual bool Grow(SequenceKv* seq, int64_t num_tokens) = 0;
   virtual void Commit(SequenceKv* seq, std::span<const int32_t> tokens, int64_t computed, int32_t priority) = 0;
-  // keep: final full pages enter the tree; false (failed step, NaN): they are given back.
+  // keep: final full pages enter the tree; false (failed step, NaN): they are given back. Also ends the prefetch of a sequence
+  // that never got ready.
   virtual void Release(SequenceKv* seq, std::span<const int32_t> tokens, bool keep) = 0;
+
+  // Optional, as early as the tokens are known: starts the storage prefetch that Begin would start.
+  virtual void Prefetch(SequenceKv* seq, std::string_view name_space, std::span<const int32_t> tokens, Nanos now) {
+    (void)seq, (void)name_space, (void)tokens, (void)now;
+  }
+  virtual void StepSubmitted(int64_t step) { (void)step; }
+  virtual void StepRetired(int64_t step) { (void)step; }
+  // After Grow or Begin found no room: copies or steps on their way will make some, so waiting helps more than retracting.
+  virtual bool RoomComing() const { return false; }
 
   // A page for a fork's copy of a partial tail page; the caller adds it to its SequenceKv. Invalid id: no room.
   virtual PageId TakePage(SequenceKv* seq) = 0;
   // Longest hit in tokens that Begin would find now (device, host), without locking or touching; for lpm ordering.
   virtual CachedTokens Peek(std::string_view name_space, std::span<const int32_t> tokens) const = 0;
 
-  // Copies planned since the last call; the executor performs them with the next batch.
+  // Copies planned since the last call (appended); the executor performs them with the next batch.
   virtual void TakeCopies(std::vector<CopyPlan>* loads, std::vector<CopyPlan>* backups) = 0;
   virtual void OnCopiesDone(std::span<const int64_t> ids, std::span<const int64_t> failed) = 0;
   // Storage completions, deadlines, free-room top-up. True when something happened that could unblock a sequence.
@@ -105,9 +149,11 @@ class KvCache {
   // Pages that a new sequence could get now (free + evictable), for admission.
   virtual int64_t AvailablePages() const = 0;
   virtual int64_t total_pages() const = 0;
-  // Empties every tier of unlocked entries. REQUIRES no active sequence; false and no change otherwise.
+  // Empties device and host tier (storage has its own Clear). False and no change while a sequence is active. Pages under a
+  // copy match nothing from now on and are free when the copy ends.
   virtual bool Flush() = 0;
-  // For eval: drop the device copies of everything that has a host copy (or storage copy), keep the lower tiers.
+  // For eval: empties the device tier, keeping the lower ones; pages without a host copy get one first where there is room.
+  // False: a sequence is active, or copies are planned or on their way; run them and call again.
   virtual bool DropDevice() = 0;
   virtual CacheStats Stats() const = 0;
   // Full invariant walk (compact keys, counts, partition); a message per violation.
@@ -117,9 +163,9 @@ class KvCache {
 // Tagged, length-framed: ("salt", salt), ("adapter", adapter). Equal strings in other places never collide.
 std::string NamespaceKey(std::string_view salt, std::string_view adapter);
 
-// Where storage puts and gets pages of the host tier. Null storage: two tiers. Host pool: the memory the plans refer to.
-class HostPool;
-class StorageTier;
-std::unique_ptr<KvCache> MakeKvCache(const CacheOptions& options, const KvLayout& layout, HostPool* host, StorageTier* storage);
+// Host pool: the memory that plans and storage refer to; may be null without storage. Null storage: two tiers. Both outlive the
+// cache.
+std::unique_ptr<KvCache> MakeKvCache(const CacheOptions& options, const KvLayout& layout, HostPool* host,
+                                     StorageBackend* storage);
 
 }  // namespace sluice

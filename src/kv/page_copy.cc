@@ -1,0 +1,79 @@
+#include "kv/page_copy.h"
+
+#include <cstring>
+
+#include "base/check.h"
+
+namespace sluice {
+namespace {
+
+void Move(CopyDirection direction, std::byte* device, std::byte* host, int64_t bytes) {
+  if (direction == CopyDirection::kDeviceToHost) {
+    std::memcpy(host, device, size_t(bytes));
+  } else {
+    std::memcpy(device, host, size_t(bytes));
+  }
+}
+
+CopyCount CopyPiece(const CopyPlan& plan, const KvPiece& piece, const DevicePool& device,
+                    const HostPool& host, int32_t lane) {
+  CopyCount done;
+  std::byte* device_run = nullptr;
+  std::byte* host_run = nullptr;
+  int64_t run = 0;
+  auto flush = [&] {
+    if (run == 0) return;
+    Move(plan.direction, device_run, host_run, run);
+    ++done.copies;
+    done.bytes += run;
+    run = 0;
+  };
+  HostRun runs[2];
+  for (const PagePair& pair : plan.pages) {
+    if (lane >= 0 && pair.device.value % device.lanes() != lane) continue;
+    SLUICE_DCHECK(pair.device.value % device.lanes() == pair.host.value % host.lanes(),
+                  "device page {}, host page {}", pair.device.value, pair.host.value);
+    std::byte* d = device.Piece(piece, pair.device);
+    const int n = host.Runs(piece, pair.host, runs);
+    if (n == 1 && runs[0].count == 1) {
+      if (run > 0 && device_run + run == d && host_run + run == runs[0].host) {
+        run += piece.bytes;
+        continue;
+      }
+      flush();
+      device_run = d;
+      host_run = runs[0].host;
+      run = piece.bytes;
+      continue;
+    }
+    for (int r = 0; r < n; ++r) {
+      for (int64_t i = 0; i < runs[r].count; ++i) {
+        Move(plan.direction, d + runs[r].device_offset + i * runs[r].bytes,
+             runs[r].host + i * runs[r].host_stride, runs[r].bytes);
+      }
+      done.copies += runs[r].count;
+      done.bytes += runs[r].count * runs[r].bytes;
+    }
+  }
+  flush();
+  return done;
+}
+
+}  // namespace
+
+CopyCount CopyLayer(const CopyPlan& plan, LogicalLayer layer, const DevicePool& device, const HostPool& host,
+                    int32_t lane) {
+  CopyCount done;
+  for (const KvPiece& piece : device.layout().pieces()) {
+    if (piece.layer == layer) done += CopyPiece(plan, piece, device, host, lane);
+  }
+  return done;
+}
+
+CopyCount CopyPages(const CopyPlan& plan, const DevicePool& device, const HostPool& host, int32_t lane) {
+  CopyCount done;
+  for (const KvPiece& piece : device.layout().pieces()) done += CopyPiece(plan, piece, device, host, lane);
+  return done;
+}
+
+}  // namespace sluice
