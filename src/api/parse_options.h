@@ -1,0 +1,28 @@
+// Parts of the parsers that chat, completions and /generate share. Internal to api/.
+#pragma once
+
+#include <string_view>
+
+#include "api/json_reader.h"
+#include "api/requests.h"
+
+namespace sluice::api_internal {
+
+// temperature, top_p, ..., stop, seed, logit_bias, n, min_tokens, ignore_eos: the same names in all three.
+void ReadSampling(FieldReader& f, const ApiLimits& limits, const SamplingDefaults& defaults,
+                  int32_t stops_max, GenerationOptions* out);
+// stream, stream_options, model, rid, cache_salt, priority, timeout, ...
+void ReadEnvelope(FieldReader& f, const ApiLimits& limits, GenerationOptions* out);
+void ReadMaxTokens(FieldReader& f, std::initializer_list<std::string_view> names, GenerationOptions* out);
+// Fields that would change the answer and that this server cannot honour: refused by name unless they say
+// "nothing".
+void RefuseUnsupported(FieldReader& f, std::initializer_list<std::string_view> names);
+// messages, checked and copied; and chat_template_kwargs, reasoning_effort, add_generation_prompt.
+void ReadMessages(FieldReader& f, const ApiLimits& limits, nlohmann::ordered_json* messages,
+                  nlohmann::ordered_json* kwargs, bool* add_generation_prompt);
+// A string, a list of strings, a list of ids or a list of lists of ids.
+void ReadPrompts(FieldReader& f, std::string_view name, const ApiLimits& limits,
+                 std::vector<PromptInput>* out, bool* batch);
+void CheckTotals(FieldReader& f, const ApiLimits& limits, size_t prompts, int32_t n);
+
+}  // namespace sluice::api_internal
