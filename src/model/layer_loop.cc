@@ -1,0 +1,346 @@
+// The forward pass. Reads like the paper: norm, attention, residual, norm, MLP, residual.
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "model/layer.h"
+
+namespace sluice {
+namespace {
+constexpr float kIndexNormEps = 1e-6f;  // of the indexer's LayerNorm in all published implementations
+}
+
+// What one forward carries from layer to layer.
+struct Model::Pass {
+  ops::Queue& queue;
+  const ModelBatch& batch;
+  const DevicePool& pool;
+  ModelBuffers& b;
+  ForwardOptions& options;
+  bool has_selection = false;
+};
+
+Status Model::Forward(ops::Queue& queue, const ModelBatch& batch, const DevicePool& pool,
+                      ModelBuffers& buffers, ForwardOptions& options) const {
+  if (batch.rows > buffers.limits().max_rows || batch.max_context > buffers.limits().max_context) {
+    return Internal("forward of {} rows and context {} exceeds the planned {} and {}", batch.rows,
+                    batch.max_context, buffers.limits().max_rows, buffers.limits().max_context);
+  }
+  Pass pass{queue, batch, pool, buffers, options};
+  options.verify_failed_row = -1;
+  {
+    ZoneScope zone(options.timer, Zone::kEmbed);
+    ops::EmbedArgs e;
+    e.rows = batch.rows;
+    e.hidden = config_.hidden;
+    e.vocab = config_.vocab_size;
+    e.table = embedding_;
+    e.tokens = batch.tokens;
+    e.x = buffers.x;
+    backend_.Embed(queue, e);
+  }
+  for (const auto& layer : layers_) RETURN_IF_ERROR(RunLayer(pass, *layer));
+  return OkStatus();
+}
+
+Status Model::RunLayer(Pass& pass, const Layer& l) const {
+  if (config_.sparse() && !l.computes_index && !pass.has_selection) {
+    return Internal("layer {} reuses the top-k of the layer before, but none was carried to it", l.id.value);
+  }
+  ModelBuffers& b = pass.b;
+  {
+    ZoneScope zone(pass.options.timer, Zone::kNorm);
+    ops::RmsNormArgs n;
+    n.rows = pass.batch.rows;
+    n.dim = config_.hidden;
+    n.x = b.x;
+    n.weight = l.input_norm.data();
+    n.eps = config_.rms_eps;
+    n.y_act = b.h;
+    backend_.RmsNorm(pass.queue, n);
+  }
+  Attend(pass, l);
+  {
+    ZoneScope zone(pass.options.timer, Zone::kNorm);
+    ops::RmsNormArgs n;
+    n.rows = pass.batch.rows;
+    n.dim = config_.hidden;
+    n.x = b.x;
+    n.weight = l.post_norm.data();
+    n.eps = config_.rms_eps;
+    n.y_act = b.h;
+    n.y_f32 = l.moe ? b.router_in : nullptr;
+    backend_.RmsNorm(pass.queue, n);
+  }
+  RunMlp(pass, l);
+  return OkStatus();
+}
+
+void Model::Attend(Pass& pass, const Layer& l) const {
+  const ModelConfig& c = config_;
+  const ModelBatch& batch = pass.batch;
+  ModelBuffers& b = pass.b;
+  StepTimer* timer = pass.options.timer;
+  const int64_t rows = batch.rows;
+  const int64_t in_ld = c.q_lora_rank + c.latent_dim() + (l.computes_index ? c.index.head_dim : 0);
+  const auto linear = [&](const ops::Linear& w, const void* x, void* y, ops::OutMode mode, int64_t y_ld = 0) {
+    ops::LinearArgs a;
+    a.weight = &w;
+    a.rows = rows;
+    a.x = x;
+    a.y = y;
+    a.y_ld = y_ld;
+    a.mode = mode;
+    backend_.Apply(pass.queue, a);
+  };
+
+  {
+    ZoneScope zone(timer, Zone::kGemm);
+    for (const Layer::InPart& part : l.in)
+      linear(*part.weight, b.h, b.in_proj + part.column, ops::OutMode::kF32, in_ld);
+  }
+  if (c.q_lora_rank > 0) {
+    ZoneScope zone(timer, Zone::kNorm);
+    ops::RmsNormArgs n;
+    n.rows = rows;
+    n.dim = c.q_lora_rank;
+    n.x = b.in_proj;
+    n.x_ld = in_ld;
+    n.weight = l.q_latent_norm.data();
+    n.eps = c.latent_norm_eps;
+    n.y_act = b.q_latent;
+    backend_.RmsNorm(pass.queue, n);
+  }
+  {
+    ZoneScope zone(timer, Zone::kGemm);
+    linear(*l.q, c.q_lora_rank > 0 ? b.q_latent : b.h, b.q, ops::OutMode::kF32);
+  }
+  {
+    ZoneScope zone(timer, Zone::kQuerySplit);
+    ops::SplitQueryArgs s;
+    s.rows = rows;
+    s.heads = c.num_heads;
+    s.nope = c.qk_nope;
+    s.rope = c.qk_rope;
+    s.kv_lora = c.kv_lora_rank;
+    s.q = b.q;
+    s.positions = batch.positions;
+    s.table = b.rope();
+    s.interleave = c.rope_interleave;
+    s.q_nope = b.q_nope;
+    s.q_full = b.q_full;
+    backend_.SplitQuery(pass.queue, s);
+  }
+  {
+    ZoneScope zone(timer, Zone::kHeadGemm);
+    ops::HeadLinearArgs f;
+    f.weight = l.fold.get();
+    f.rows = rows;
+    f.x = b.q_nope;
+    f.x_row = c.num_heads * c.qk_nope;
+    f.x_head = c.qk_nope;
+    f.y = b.q_full;
+    f.y_row = c.num_heads * c.latent_dim();
+    f.y_head = c.latent_dim();
+    backend_.ApplyHeads(pass.queue, f);
+  }
+  {
+    ZoneScope zone(timer, Zone::kKvWrite);
+    ops::WriteLatentArgs w;
+    w.rows = rows;
+    w.ckv = b.in_proj + c.q_lora_rank;
+    w.ckv_ld = in_ld;
+    w.norm_weight = l.kv_latent_norm.data();
+    w.eps = c.latent_norm_eps;
+    w.positions = batch.positions;
+    w.table = b.rope();
+    w.interleave = c.rope_interleave;
+    w.pool = &pass.pool;
+    w.layer = l.id;
+    w.slots = batch.slots;
+    backend_.WriteLatent(pass.queue, w);
+    if (l.computes_index) {
+      ops::WriteIndexArgs x;
+      x.rows = rows;
+      x.dim = c.index.head_dim;
+      x.rope = c.qk_rope;
+      x.k = b.in_proj + c.q_lora_rank + c.latent_dim();
+      x.k_ld = in_ld;
+      x.norm_weight = l.index_norm.data();
+      x.norm_bias = l.index_norm_bias.data();
+      x.eps = kIndexNormEps;
+      x.positions = batch.positions;
+      x.table = b.rope();
+      x.interleave = c.index.rope_interleave;
+      x.pool = &pass.pool;
+      x.layer = l.id;
+      x.slots = batch.slots;
+      backend_.WriteIndex(pass.queue, x);
+    }
+  }
+  if (pass.options.hooks != nullptr) {
+    pass.options.hooks->WaitReadable(l.id);
+    pass.options.hooks->LayerFinal(l.id);
+  }
+
+  if (l.computes_index) {
+    // Up to topk positions are all chosen without a score: the index key is stored above, the query is not
+    // needed.
+    const bool scores = batch.max_context > c.index.topk;
+    if (scores) {
+      ZoneScope zone(timer, Zone::kIndexGemm);
+      linear(*l.index_q, b.q_latent, b.index_q, ops::OutMode::kF32);
+      linear(*l.index_w, b.h, b.index_w, ops::OutMode::kF32);
+    }
+    ZoneScope zone(timer, Zone::kIndexSelect);
+    ops::IndexSelectArgs s;
+    s.seqs = batch.seqs;
+    s.heads = c.index.num_heads;
+    s.dim = c.index.head_dim;
+    s.rope = c.qk_rope;
+    s.topk = c.index.topk;
+    s.q = scores ? b.index_q : nullptr;
+    s.head_weight = scores ? b.index_w : nullptr;
+    s.scale = float(1.0 / std::sqrt(double(c.index.num_heads) * double(c.index.head_dim)));
+    s.table = b.rope();
+    s.interleave = c.index.rope_interleave;
+    s.pool = &pass.pool;
+    s.layer = l.id;
+    s.selected = b.selected;
+    s.selected_count = b.selected_count;
+    s.gap = pass.options.index_gap;
+    backend_.IndexSelect(pass.queue, s);
+    pass.has_selection = true;
+    if (pass.options.hooks != nullptr) pass.options.hooks->IndexSelected(l.id, b.selected, b.selected_count);
+  }
+  {
+    ZoneScope zone(timer, Zone::kAttention);
+    int32_t failed = -1;
+    ops::AttentionArgs a;
+    a.seqs = batch.seqs;
+    a.heads = c.num_heads;
+    a.kv_lora = c.kv_lora_rank;
+    a.rope = c.qk_rope;
+    a.topk = c.index.topk;
+    a.q = b.q_full;
+    a.scale = c.attn_scale;
+    a.pool = &pass.pool;
+    a.layer = l.id;
+    a.selected = c.sparse() ? b.selected : nullptr;
+    a.selected_count = c.sparse() ? b.selected_count : nullptr;
+    a.out = b.latent_out;
+    a.dequant_only_topk = pass.options.dequant_only_topk;
+    a.dequant_verify = pass.options.dequant_verify;
+    a.verify_failed_row = &failed;
+    backend_.Attention(pass.queue, a);
+    if (failed >= 0 && pass.options.verify_failed_row < 0) {
+      pass.options.verify_failed_row = failed;
+      pass.options.verify_failed_layer = l.id;
+    }
+  }
+  {
+    ZoneScope zone(timer, Zone::kHeadGemm);
+    ops::HeadLinearArgs u;
+    u.weight = l.unfold.get();
+    u.rows = rows;
+    u.x = b.latent_out;
+    u.x_row = c.num_heads * c.kv_lora_rank;
+    u.x_head = c.kv_lora_rank;
+    u.y = b.head_out;
+    u.y_row = c.num_heads * c.v_head;
+    u.y_head = c.v_head;
+    backend_.ApplyHeads(pass.queue, u);
+  }
+  ZoneScope zone(timer, Zone::kGemm);
+  linear(*l.out, b.head_out, b.x, ops::OutMode::kF32Add);
+}
+
+void Model::RunMlp(Pass& pass, const Layer& l) const {
+  const ModelConfig& c = config_;
+  ModelBuffers& b = pass.b;
+  StepTimer* timer = pass.options.timer;
+  const int64_t rows = pass.batch.rows;
+  if (l.gate_up != nullptr) {
+    ops::LinearArgs a;
+    a.rows = rows;
+    a.weight = l.gate_up.get();
+    a.x = b.h;
+    a.y = b.gate_up;
+    {
+      ZoneScope zone(timer, Zone::kGemm);
+      backend_.Apply(pass.queue, a);
+    }
+    {
+      ZoneScope zone(timer, Zone::kActivation);
+      ops::SiluMulArgs s;
+      s.rows = rows;
+      s.dim = l.gate_up->out / 2;
+      s.gate_up = b.gate_up;
+      s.act = b.mlp_act;
+      backend_.SiluMul(pass.queue, s);
+    }
+    ZoneScope zone(timer, Zone::kGemm);
+    a.weight = l.down.get();
+    a.x = b.mlp_act;
+    a.y = b.x;
+    a.mode = ops::OutMode::kF32Add;
+    backend_.Apply(pass.queue, a);
+  }
+  if (!l.moe) return;
+  {
+    ZoneScope zone(timer, Zone::kGate);
+    ops::GateArgs g;
+    g.rows = rows;
+    g.hidden = c.hidden;
+    g.experts = c.moe.num_experts;
+    g.topk = c.moe.experts_per_token;
+    g.x = b.router_in;
+    g.weight = l.router.data();
+    g.bias = l.router_bias.empty() ? nullptr : l.router_bias.data();
+    g.softmax = c.moe.scoring == ScoringFunc::kSoftmax;
+    g.normalize = c.moe.normalize;
+    g.groups = c.moe.num_groups;
+    g.groups_kept = c.moe.groups_kept;
+    g.group_sum_top2 = c.moe.group_score == GroupScore::kSumTop2;
+    g.scaling = c.moe.scaling;
+    g.expert = b.expert;
+    g.expert_weight = b.expert_weight;
+    backend_.Gate(pass.queue, g);
+  }
+  ZoneScope zone(timer, Zone::kExperts);
+  ops::MoeArgs m;
+  m.rows = rows;
+  m.topk = c.moe.experts_per_token;
+  m.gate_up = l.experts_gate_up.get();
+  m.down = l.experts_down.get();
+  m.x = b.h;
+  m.expert = b.expert;
+  m.expert_weight = b.expert_weight;
+  m.y = b.x;
+  backend_.Moe(pass.queue, m);
+}
+
+const float* Model::Logits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b,
+                           StepTimer* timer) const {
+  SLUICE_CHECK(int64_t(rows.size()) <= b.limits().max_logits_rows, "{} logits rows of {}", rows.size(),
+               b.limits().max_logits_rows);
+  ZoneScope zone(timer, Zone::kLogits);
+  backend_.GatherRows(queue, b.x, rows.data(), int64_t(rows.size()), config_.hidden * 4, b.logits_x);
+  ops::RmsNormArgs n;
+  n.rows = int64_t(rows.size());
+  n.dim = config_.hidden;
+  n.x = b.logits_x;
+  n.weight = final_norm_.data();
+  n.eps = config_.rms_eps;
+  n.y_act = b.logits_h;
+  backend_.RmsNorm(queue, n);
+  ops::LinearArgs a;
+  a.weight = head_.get();
+  a.rows = n.rows;
+  a.x = b.logits_h;
+  a.y = b.logits;
+  backend_.Apply(queue, a);
+  return b.logits;
+}
+
+}  // namespace sluice

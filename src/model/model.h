@@ -1,0 +1,113 @@
+// The layer loop of all supported families: packed weights and one forward pass over a batch.
+//
+// MLA runs in one arithmetic form in every phase (absorbed): the query is folded into the latent space per
+// head, attention reads latent rows, the result is unfolded per head. Rows are written to the pool first and
+// read back from it, so a row that was cached and one that was just computed are the same bytes.
+//
+// Read-only after Load: several ranks may run Forward at once, each with its own queue, buffers and pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "config/model_config.h"
+#include "kv/device_pool.h"
+#include "model/model_batch.h"
+#include "model/model_buffers.h"
+#include "model/step_timer.h"
+#include "ops/backend.h"
+#include "weights/checkpoint.h"
+
+namespace sluice {
+
+// Called on the forward's thread; must return at once unless it has to wait.
+class LayerHooks {
+ public:
+  virtual ~LayerHooks() = default;
+  // Before the first read of the layer's KV: returns when rows that are being loaded from another tier have
+  // arrived.
+  virtual void WaitReadable(LogicalLayer) {}
+  // The layer's KV is final: this batch's rows are written and its loaded pages have arrived.
+  virtual void LayerFinal(LogicalLayer) {}
+  // After a layer has chosen its own set. selected: [rows, topk] ascending, -1 padded.
+  virtual void IndexSelected(LogicalLayer, const int32_t* /*selected*/, const int32_t* /*count*/) {}
+};
+
+struct ForwardOptions {
+  LayerHooks* hooks = nullptr;
+  StepTimer* timer = nullptr;
+  float* index_gap =
+      nullptr;  // [rows] scratch that IndexSelect fills with the gap at the border; may be null
+  bool dequant_only_topk = true;
+  bool dequant_verify = false;
+  int32_t verify_failed_row = -1;    // out, with dequant_verify
+  LogicalLayer verify_failed_layer;  // out
+};
+
+struct LoadOptions {
+  bool with_draft = false;
+};
+
+class Model {
+ public:
+  // Validates and packs the checkpoint, then gives its page cache back. Keeps it for the embedding table.
+  static StatusOr<std::unique_ptr<Model>> Load(const ModelConfig& config,
+                                               std::unique_ptr<Checkpoint> checkpoint, ops::Backend& backend,
+                                               const LoadOptions& options = {});
+  ~Model();
+
+  const ModelConfig& config() const { return config_; }
+  bool has_draft() const { return draft_ != nullptr; }
+  const Digest256& identity() const { return identity_; }
+  const std::vector<std::string>& notices() const { return notices_; }
+  int64_t packed_bytes() const { return packed_bytes_; }
+
+  // Runs all layers; the residual stream of every row stays in buffers.x. Errors are bugs (Internal).
+  Status Forward(ops::Queue& queue, const ModelBatch& batch, const DevicePool& pool, ModelBuffers& buffers,
+                 ForwardOptions& options) const;
+  // Final norm and head of some rows of the last Forward: returns [rows.size(), vocab], valid until the next
+  // call with these buffers. REQUIRES rows.size() <= limits.max_logits_rows.
+  const float* Logits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers,
+                      StepTimer* timer = nullptr) const;
+
+  // What was packed how, one line per kind of matrix, for inspect.
+  struct KernelLine {
+    std::string matrix, shape, kernel;
+    int64_t count = 0, bytes = 0;
+  };
+  std::vector<KernelLine> kernels() const;
+
+ private:
+  struct Layer;
+  struct Draft;
+  struct Pass;
+  Model(const ModelConfig& config, ops::Backend& backend);
+  StatusOr<std::unique_ptr<Layer>> LoadLayer(LogicalLayer layer, bool moe);
+  StatusOr<std::unique_ptr<ops::Linear>> Pack(std::string_view kind, std::span<const std::string> names);
+  StatusOr<std::unique_ptr<ops::Linear>> PackExperts(std::string_view kind, const std::string& prefix,
+                                                     std::span<const std::string_view> parts);
+  Status PackLatentHeads(const std::string& name, Layer& layer);
+  void Record(std::string_view kind, const ops::Linear& linear);
+  Status RunLayer(Pass& pass, const Layer& layer) const;
+  void Attend(Pass& pass, const Layer& layer) const;
+  void RunMlp(Pass& pass, const Layer& layer) const;
+
+  ModelConfig config_;
+  ops::Backend& backend_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::unique_ptr<Draft> draft_;
+  ops::WeightView embedding_;
+  std::vector<float> final_norm_;
+  std::unique_ptr<ops::Linear> head_;
+  Digest256 identity_{};
+  std::vector<std::string> notices_;
+  std::vector<KernelLine> kernels_;
+  int64_t packed_bytes_ = 0;
+};
+
+}  // namespace sluice

@@ -1,0 +1,74 @@
+#include "model/model_batch.h"
+
+#include <algorithm>
+
+namespace sluice {
+
+BatchTables::BatchTables(int64_t max_rows, int64_t max_seqs)
+    : max_rows_(max_rows),
+      max_seqs_(max_seqs),
+      positions_(size_t(max_rows)),
+      seq_of_row_(size_t(max_rows)),
+      offset_(size_t(max_rows)),
+      page_(size_t(max_rows)),
+      row_begin_(size_t(max_seqs)),
+      num_rows_(size_t(max_seqs)),
+      page_begin_(size_t(max_seqs)) {}
+
+StatusOr<ModelBatch> BatchTables::Build(const ForwardBatch& batch, std::span<const int32_t> tokens,
+                                        int64_t vocab_size) {
+  const int64_t rows = int64_t(tokens.size());
+  if (rows > max_rows_ || int64_t(batch.seqs.size()) > max_seqs_) {
+    return Internal("batch of {} rows and {} sequences exceeds the planned {} and {}", rows,
+                    batch.seqs.size(), max_rows_, max_seqs_);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    if (tokens[size_t(r)] < 0 || tokens[size_t(r)] >= vocab_size) {
+      return Internal("row {}: token {} is outside the vocabulary of {}", r, tokens[size_t(r)], vocab_size);
+    }
+  }
+  ModelBatch m;
+  int32_t next = 0;
+  for (size_t s = 0; s < batch.seqs.size(); ++s) {
+    const BatchSeq& q = batch.seqs[s];
+    if (q.row_begin != next || q.num_rows < 1 || q.start < 0 || q.row_begin + q.num_rows > rows) {
+      return Internal("sequence {}: rows [{}, {}) do not follow row {} of {}", s, q.row_begin,
+                      q.row_begin + q.num_rows, next, rows);
+    }
+    next = q.row_begin + q.num_rows;
+    const int64_t end = int64_t(q.start) + q.num_rows;
+    if (q.num_pages < CeilDiv(end, kPageTokens) || q.page_begin < 0 ||
+        size_t(q.page_begin) + size_t(q.num_pages) > batch.pages.size()) {
+      return Internal("sequence {}: {} pages from {} do not hold {} positions", s, q.num_pages, q.page_begin,
+                      end);
+    }
+    row_begin_[s] = q.row_begin;
+    num_rows_[s] = q.num_rows;
+    page_begin_[s] = q.page_begin;
+    for (int32_t i = 0; i < q.num_rows; ++i) {
+      const size_t r = size_t(q.row_begin + i);
+      const int32_t position = q.start + i;
+      positions_[r] = position;
+      seq_of_row_[r] = int32_t(s);
+      page_[r] = batch.pages[size_t(q.page_begin) + size_t(position / kPageTokens)];
+      offset_[r] = int32_t(position % kPageTokens);
+    }
+    m.max_context = std::max(m.max_context, end);
+  }
+  if (next != rows) return Internal("rows [{}, {}) belong to no sequence", next, rows);
+  m.rows = rows;
+  m.tokens = tokens.data();
+  m.positions = positions_.data();
+  m.slots = {page_.data(), offset_.data()};
+  m.seqs.rows = rows;
+  m.seqs.seqs = int64_t(batch.seqs.size());
+  m.seqs.seq_of_row = seq_of_row_.data();
+  m.seqs.positions = positions_.data();
+  m.seqs.row_begin = row_begin_.data();
+  m.seqs.num_rows = num_rows_.data();
+  m.seqs.page_begin = page_begin_.data();
+  m.seqs.pages = batch.pages.data();
+  return m;
+}
+
+}  // namespace sluice

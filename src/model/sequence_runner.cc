@@ -1,0 +1,83 @@
+#include "model/sequence_runner.h"
+
+#include <algorithm>
+
+namespace sluice {
+
+int32_t GreedyToken(std::span<const float> logits) {
+  return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+StatusOr<std::unique_ptr<SequenceRunner>> SequenceRunner::Make(const Model& model, ops::Backend& backend,
+                                                               const RunnerOptions& options) {
+  std::unique_ptr<SequenceRunner> r(new SequenceRunner(model, options));
+  KvLayoutOptions layout_options;
+  layout_options.latent_dtype = options.latent_dtype;
+  layout_options.index_dtype = options.index_dtype;
+  layout_options.with_draft = model.has_draft();
+  layout_options.numerics_class = backend.info().numerics_class;
+  layout_options.model_identity = model.identity();
+  ASSIGN_OR_RETURN(const KvLayout layout, KvLayout::Make(model.config(), layout_options));
+  const int64_t pages = CeilDiv(options.max_context, kPageTokens) + 1;
+  ASSIGN_OR_RETURN(r->pool_, DevicePool::Make(layout, 1, pages));
+  ModelLimits limits;
+  limits.max_rows = options.chunk;
+  limits.max_seqs = 1;
+  limits.max_logits_rows = std::min<int64_t>(options.chunk, 64);
+  limits.max_context = options.max_context;
+  ops::Limits op_limits;
+  op_limits.max_rows = limits.max_rows;
+  op_limits.max_context = limits.max_context;
+  op_limits.max_index_heads = model.config().index.num_heads;
+  RETURN_IF_ERROR(backend.Plan(op_limits));
+  ASSIGN_OR_RETURN(r->buffers_, ModelBuffers::Make(model.config(), backend, limits));
+  r->queue_ = backend.MakeQueue(options.threads, -1);
+  return r;
+}
+
+StatusOr<std::vector<float>> SequenceRunner::Extend(std::span<const int32_t> tokens, int64_t keep) {
+  const int64_t vocab = model_.config().vocab_size, total = int64_t(tokens.size());
+  if (total < 1) return Invalid("no token to run");
+  if (length_ + total > options_.max_context) {
+    return Invalid("{} tokens after {} exceed the context of {}", total, length_, options_.max_context);
+  }
+  keep = std::min(keep, total);
+  std::vector<float> kept;
+  kept.reserve(size_t(keep * vocab));
+  for (int64_t done = 0; done < total;) {
+    const int64_t n = std::min(options_.chunk, total - done);
+    ForwardBatch batch;
+    batch.tokens.assign(tokens.begin() + done, tokens.begin() + done + n);
+    BatchSeq seq;
+    seq.slot = SlotId(0);
+    seq.num_rows = int32_t(n);
+    seq.start = int32_t(length_);
+    seq.num_pages = int32_t(CeilDiv(length_ + n, kPageTokens));
+    for (int32_t p = 0; p < seq.num_pages; ++p)
+      batch.pages.push_back(PageId(p + 1));  // page 0 is the lane's scratch page
+    batch.seqs.push_back(seq);
+    ASSIGN_OR_RETURN(const ModelBatch rows, tables_.Build(batch, batch.tokens, vocab));
+    RETURN_IF_ERROR(model_.Forward(*queue_, rows, *pool_, *buffers_, forward_));
+    if (forward_.verify_failed_row >= 0) {
+      return Internal("full dequantisation differs from the selected rows' at layer {}, position {}",
+                      forward_.verify_failed_layer.value, length_ + forward_.verify_failed_row);
+    }
+    length_ += n;
+    done += n;
+    std::vector<int32_t> wanted;
+    for (int64_t i = std::max<int64_t>(total - keep, done - n); i < done; ++i)
+      wanted.push_back(int32_t(i - (done - n)));
+    for (size_t at = 0; at < wanted.size();) {
+      const size_t count = std::min(wanted.size() - at, size_t(buffers_->limits().max_logits_rows));
+      const float* z =
+          model_.Logits(*queue_, std::span(wanted).subspan(at, count), *buffers_, forward_.timer);
+      queue_->Synchronize();
+      kept.insert(kept.end(), z, z + int64_t(count) * vocab);
+      at += count;
+    }
+  }
+  queue_->Synchronize();
+  return kept;
+}
+
+}  // namespace sluice
