@@ -36,5 +36,5 @@ elseif(SLUICE_SANITIZE STREQUAL "thread")
 endif()
 
 add_library(sluice_warnings INTERFACE)
-target_compile_options(sluice_warnings INTERFACE -Wall -Wextra -Wno-missing-field-initializers
+target_compile_options(sluice_warnings INTERFACE -Wall -Wextra -Wno-missing-field-initializers -Wno-maybe-uninitialized
                        $<$<BOOL:${SLUICE_WERROR}>:-Werror>)

@@ -138,7 +138,7 @@ void Fields(S&& s, auto& m) {
     s(m.room);
   } else {
     static_assert(std::is_same_v<M, Heartbeat>);
-    s(m.epoch, m.sequence);
+    s(m.epoch, m.sequence, m.rooms);
   }
 }
 

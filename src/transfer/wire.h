@@ -106,9 +106,13 @@ struct AbortAck {  // no writer of mine is active any more for this room
   RoomId room = 0;
 };
 
+// Prefill to decode: alive, and these rooms of yours are queued or running here. A room that is missing from
+// the list gets no sign of life from it, so a lost frame ends by that room's deadline while queue time on a
+// healthy peer does not.
 struct Heartbeat {
   uint64_t epoch = 0;
   uint64_t sequence = 0;
+  std::vector<RoomId> rooms;
 };
 
 using ControlMessage = std::variant<Hello, HelloAck, Reserve, Complete, Failed, Abort, AbortAck, Heartbeat>;

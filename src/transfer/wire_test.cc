@@ -36,7 +36,7 @@ std::vector<ControlMessage> Samples() {
           Failed{1, "transfer", "why"},
           Abort{2, 1, "client"},
           AbortAck{2},
-          Heartbeat{7, 8}};
+          Heartbeat{7, 8, {1, 2}}};
 }
 
 TEST(Wire, EveryMessageSurvivesARoundTripByteByByte) {

@@ -1,0 +1,70 @@
+// The receiving side of every room: reserves, waits, verifies, and keeps its pages leased until no writer can
+// touch them.
+//
+//   Waiting --Complete, counts right--> Ended (RoomReady)
+//   Waiting --Cancel, Failed, deadline, wrong counts--> Aborting --ABORT_ACK | peer fenced--> Ended
+//
+// Owner: the progress thread. Rules: one ABORT is in force a room, repeated while unanswered; RoomFailed
+// tells the client at once, RoomEnded comes only when the writer has drained or is fenced; a frame for an
+// ended room changes nothing.
+#pragma once
+
+#include <unordered_map>
+
+#include "kv/kv_layout.h"
+#include "transfer/rooms.h"
+
+namespace sluice::transfer {
+
+struct DecodeRoomStats {
+  int64_t rooms_completed = 0, rooms_failed = 0;
+  int64_t bytes_received = 0;
+  int64_t aborts_sent = 0, abort_acks = 0, fences = 0, late_frames = 0, leased_pages = 0;
+};
+
+class DecodeRooms {
+ public:
+  DecodeRooms(const KvLayout& layout, const RoomOptions& options);
+
+  // pages: destinations of [first_page, ceil(prompt_tokens / 64)), leased by the caller until RoomEnded.
+  // Empty pages: decode holds the prompt entirely; the room still waits for the aux data.
+  Status Open(RoomId room, PeerId peer, uint64_t peer_epoch, int64_t prompt_tokens,
+              const Digest256& prompt_digest, int32_t first_page, std::span<const PageId> pages, Nanos now);
+  void Cancel(RoomId room, const Status& why, Nanos now);
+  void OnFrame(PeerId peer, const ControlMessage& message,
+               Nanos now);  // Complete, Failed, AbortAck; a Heartbeat is a sign of life
+  // Connection reset or heartbeats missing. `fenced`: no write can arrive any more (reset); else FencePeer is
+  // asked for.
+  void OnPeerLost(PeerId peer, const Status& why, bool fenced, Nanos now);
+  void OnFenced(PeerId peer, Nanos now);
+  void Tick(Nanos now);
+
+  std::vector<Action> TakeActions();
+  const DecodeRoomStats& stats() const { return stats_; }
+  size_t active() const { return rooms_.size(); }
+
+ private:
+  enum class State { kWaiting, kAborting };
+  struct Room {
+    State state = State::kWaiting;
+    PeerId peer;
+    uint32_t pages = 0;
+    Nanos opened = 0, sign_of_life = 0;
+    Nanos abort_since = 0, abort_next = 0;
+    uint32_t attempts = 0;
+    bool fencing = false;
+    Status failure;
+  };
+  void Fail(RoomId id, Room& room, const Status& why, bool drained, Nanos now);
+  void End(RoomId id, Status status, Nanos now);
+  Status Verify(const Room& room, const Complete& complete) const;
+
+  const KvLayout layout_;
+  const RoomOptions options_;
+  std::unordered_map<RoomId, Room> rooms_;
+  std::unordered_map<RoomId, Nanos> tombstones_;
+  std::vector<Action> actions_;
+  DecodeRoomStats stats_;
+};
+
+}  // namespace sluice::transfer
