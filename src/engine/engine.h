@@ -1,7 +1,8 @@
 // The engine: one thread that owns all scheduling and cache state, and the executor it drives.
 //
-// Thread-safe: Submit, Abort*, Flush, Snapshot. Every submitted request ends exactly once through its OutputChannel.
-// The same step loop runs under the simulation with a virtual clock (StepOnce), so nothing here reads system time.
+// Thread-safe: Submit, Abort*, Flush, Snapshot. Every submitted request ends exactly once through its
+// OutputChannel. The same step loop runs under the simulation with a virtual clock (StepOnce), so nothing
+// here reads system time.
 #pragma once
 
 #include <functional>
@@ -18,9 +19,10 @@ namespace sluice {
 
 struct EngineSnapshot {
   int64_t running = 0, queued = 0, used_tokens = 0, max_total_tokens = 0, steps = 0;
-  int64_t prompt_tokens_total = 0, generation_tokens_total = 0, cached_tokens_total = 0, retractions_total = 0;
+  int64_t prompt_tokens_total = 0, generation_tokens_total = 0, cached_tokens_total = 0,
+          retractions_total = 0;
   int64_t requests_finished = 0, requests_aborted = 0, requests_failed = 0, requests_rejected = 0;
-  double cpu_seconds = 0;             // of the engine thread
+  double cpu_seconds = 0;  // of the engine thread
   CacheStats cache;
 };
 
@@ -28,17 +30,24 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Takes the request or says why not: Exhausted when the queue is full (503), Invalid when prompt + 1 exceeds the context
-  // or the pool (400), Unavailable while shutting down (503). After OK exactly one final event per choice follows.
+  // Takes the request or says why not: Exhausted when the queue is full (503), Invalid when prompt + 1
+  // exceeds the context or the pool (400), Unavailable while shutting down (503). After OK exactly one final
+  // event per choice follows.
   virtual Status Submit(Request request) = 0;
   // By rid; true if such a request was known (queued or running). The final event has kAbort.
   virtual bool Abort(const std::string& rid) = 0;
   virtual int64_t AbortAll() = 0;
+  // These two return at once; the work ends before the next step is planned. Unknown names are nothing to do.
+  // Nobody waits for the answer any more: as Abort.
+  virtual void AbortSoon(std::string rid) { Abort(rid); }
+  // A stop string ended this choice on the text side: its final event is kStop, the other choices go on.
+  virtual void FinishSoon(std::string /*rid*/, int32_t /*choice*/) {}
   // False (and no change) when requests run or wait.
   virtual bool Flush() = 0;
   virtual bool DropDeviceCache() = 0;
   virtual EngineSnapshot Snapshot() const = 0;
-  // Refuses new work; running and queued requests go on until `deadline` (engine clock), then are aborted; returns when idle.
+  // Refuses new work; running and queued requests go on until `deadline` (engine clock), then are aborted;
+  // returns when idle.
   virtual void Drain(Nanos deadline) = 0;
 };
 

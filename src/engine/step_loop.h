@@ -44,6 +44,7 @@ class StepLoop {
   void Enqueue(Request request) { scheduler_.Enqueue(std::move(request)); }
   bool Abort(std::string_view rid, const Status& reason) { return scheduler_.Abort(rid, reason); }
   int64_t AbortAll(const Status& reason) { return scheduler_.AbortAll(reason); }
+  bool Finish(std::string_view rid, int32_t choice) { return scheduler_.Finish(rid, choice); }
   bool Idle() const { return scheduler_.idle(); }
   // Both: false and no change while requests run or wait.
   bool Flush();

@@ -74,6 +74,14 @@ class ThreadedEngine final : public Engine {
     return known;
   }
 
+  void AbortSoon(std::string rid) override {
+    Post([this, rid = std::move(rid)] { loop_.Abort(rid, Aborted("the client is gone")); });
+  }
+
+  void FinishSoon(std::string rid, int32_t choice) override {
+    Post([this, rid = std::move(rid), choice] { loop_.Finish(rid, choice); });
+  }
+
   int64_t AbortAll() override {
     int64_t ended = 0;
     Call([&] { ended = loop_.AbortAll(Aborted("all requests were aborted")); });
@@ -116,6 +124,16 @@ class ThreadedEngine final : public Engine {
   void Wake() {
     {
       std::lock_guard lock(mutex_);
+      wake_flag_ = true;
+    }
+    wake_.notify_one();
+  }
+
+  // Runs f on the engine thread between two steps; does not wait.
+  void Post(std::function<void()> f) {
+    {
+      std::lock_guard lock(mutex_);
+      calls_.push_back(std::move(f));
       wake_flag_ = true;
     }
     wake_.notify_one();

@@ -127,6 +127,20 @@ int64_t Scheduler::AbortAll(const Status& reason) {
   return int64_t(arrivals.size());
 }
 
+bool Scheduler::Finish(std::string_view rid, int32_t choice) {
+  const auto [begin, end] = by_rid_.equal_range(std::string(rid));
+  for (auto it = begin; it != end; ++it) {
+    for (Sequence* s : it->second->sequences) {
+      if (s->choice != choice || s->ended()) continue;
+      OutputEvent event;
+      event.finish = FinishReason::kStop;
+      End(s, std::move(event));
+      return true;
+    }
+  }
+  return false;
+}
+
 void Scheduler::FillFirst(RequestGroup* group, OutputEvent* event) const {
   if (group->wants_prompt_logprobs()) event->prompt_logprobs = group->prompt_logprobs;
 }

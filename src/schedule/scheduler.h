@@ -73,6 +73,8 @@ class Scheduler {
   // True when a request of that name was queued or running. Its choices end now.
   bool Abort(std::string_view rid, const Status& reason);
   int64_t AbortAll(const Status& reason);
+  // A stop string ended one choice on the text side: it ends now, with kStop. False: no such choice is alive.
+  bool Finish(std::string_view rid, int32_t choice);
 
   // Fills *batch; false when there is nothing to submit.
   bool Plan(Nanos now, ForwardBatch* batch);

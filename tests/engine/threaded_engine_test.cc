@@ -148,6 +148,29 @@ TEST(ThreadedEngine, AbortStormLeavesNothingBehind) {
   for (const auto& out : outs) EXPECT_TRUE(out->violations().empty());
 }
 
+TEST(ThreadedEngine, FinishSoonEndsOneChoiceAndAbortSoonTheRest) {
+  SteadyClock clock;
+  auto engine = MakeEngine(&clock, 100, milliseconds(1));
+  auto out = std::make_shared<Recorder>(3);
+  Request r = MakeRequest(1, 4000, out);
+  r.rid = "cut";
+  r.sampling.n = 3;
+  r.sampling.ignore_eos = true;
+  EXPECT_TRUE(engine->Submit(std::move(r)).ok());
+  WaitFor([&] { return out->choice(1).events > 0; });
+  engine->FinishSoon("cut", 1);
+  engine->FinishSoon("unknown", 0);
+  WaitFor([&] { return out->choice(1).finish != FinishReason::kNone; });
+  EXPECT_EQ(out->choice(1).finish, FinishReason::kStop);
+  EXPECT_EQ(out->choice(0).finish, FinishReason::kNone);
+  engine->FinishSoon("cut", 1);  // twice is nothing
+  engine->AbortSoon("cut");
+  WaitFor([&] { return out->done(); });
+  EXPECT_EQ(out->choice(0).finish, FinishReason::kAbort);
+  EXPECT_TRUE(out->violations().empty());
+  WaitFor([&] { return engine->Flush(); });
+}
+
 TEST(ThreadedEngine, DrainFinishesWhatRunsAndRefusesTheRest) {
   SteadyClock clock;
   auto engine = MakeEngine(&clock, 100, milliseconds(1));
