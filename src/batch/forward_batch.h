@@ -1,7 +1,9 @@
-// One step's work as plain data: what the scheduler hands to the executor, and what comes back. No request, no tree.
+// One step's work as plain data: what the scheduler hands to the executor, and what comes back. No request,
+// no tree.
 //
-// Rows are tokens to compute, sequence by sequence. A sequence's KV of positions [0, start + num_rows) lies in its pages:
-// position p is row p % 64 of pages[page_begin + p / 64]. The executor writes rows [start, start + num_rows) of every layer.
+// Rows are tokens to compute, sequence by sequence. A sequence's KV of positions [0, start + num_rows) lies
+// in its pages: position p is row p % 64 of pages[page_begin + p / 64]. The executor writes rows [start,
+// start + num_rows) of every layer.
 #pragma once
 
 #include <cstdint>
@@ -18,42 +20,44 @@ namespace sluice {
 constexpr int32_t TokenFromSlot(SlotId slot) { return -1 - slot.value; }
 
 struct BatchSeq {
-  SlotId slot;               // per-sequence state in the executor (last token, penalties)
-  int32_t row_begin = 0;     // first row of this sequence in the batch
+  SlotId slot;            // per-sequence state in the executor (last token, penalties)
+  int32_t row_begin = 0;  // first row of this sequence in the batch
   int32_t num_rows = 0;
-  int32_t start = 0;         // absolute position of the first row
-  int32_t page_begin = 0;    // into ForwardBatch::pages
-  int32_t num_pages = 0;     // ceil((start + num_rows) / 64)
-  bool decode = false;       // one new token of a running sequence (or verify rows)
+  int32_t start = 0;       // absolute position of the first row
+  int32_t page_begin = 0;  // into ForwardBatch::pages
+  int32_t num_pages = 0;   // ceil((start + num_rows) / 64)
+  int32_t cached = 0;      // tokens whose pages are shared through the cache: whole pages, not past start
+  bool decode = false;     // one new token of a running sequence (or verify rows)
 };
 
-// How one logits row becomes a token. Everything that the token depends on is here or in the slot's state, so that it is a
-// pure function of (logits, seed, choice, position).
+// How one logits row becomes a token. Everything that the token depends on is here or in the slot's state, so
+// that it is a pure function of (logits, seed, choice, position).
 struct SampleRow {
   SlotId slot;
-  int32_t row = 0;               // batch row whose hidden state is used
-  int32_t position = 0;          // position of the token to be sampled (row position + 1)
-  float temperature = 1.0f;      // 0: greedy, lowest id wins a tie
+  int32_t row = 0;           // batch row whose hidden state is used
+  int32_t position = 0;      // position of the token to be sampled (row position + 1)
+  float temperature = 1.0f;  // 0: greedy, lowest id wins a tie
   float top_p = 1.0f, min_p = 0.0f;
-  int32_t top_k = -1;            // -1: off
+  int32_t top_k = -1;  // -1: off
   float presence_penalty = 0, frequency_penalty = 0, repetition_penalty = 1;
   uint64_t seed = 0;
   int32_t choice = 0;
-  int32_t top_logprobs = -1;     // -1: none; 0: of the sampled token only; n: n best besides
-  bool suppress_stop = false;    // min_tokens not reached: stop ids are masked
+  int32_t top_logprobs = -1;   // -1: none; 0: of the sampled token only; n: n best besides
+  bool suppress_stop = false;  // min_tokens not reached: stop ids are masked
   bool hash_logits = false;
-  bool sample = true;            // false: logits are wanted (prompt logprobs, goldens) but no token
-  int32_t logprob_of = -1;       // with sample == false: report the logprob of this token
+  bool sample = true;       // false: logits are wanted (prompt logprobs, goldens) but no token
+  int32_t logprob_of = -1;  // with sample == false: report the logprob of this token
 };
 
-// Work on an executor slot before the forward: reset for a new sequence, with what sampling needs of its history.
+// Work on an executor slot before the forward: reset for a new sequence, with what sampling needs of its
+// history.
 struct SlotInit {
   SlotId slot;
-  std::vector<int32_t> prompt_tokens;    // for repetition penalty; may be empty when no penalty is on
-  std::vector<int32_t> output_tokens;    // already produced (after a retraction)
+  std::vector<int32_t> prompt_tokens;  // for repetition penalty; may be empty when no penalty is on
+  std::vector<int32_t> output_tokens;  // already produced (after a retraction)
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<int32_t> stop_token_ids;   // masked while suppress_stop
-  bool track_tokens = false;             // penalties are on
+  std::vector<int32_t> stop_token_ids;  // masked while suppress_stop
+  bool track_tokens = false;            // penalties are on
 };
 
 // A fork copies the partial tail page of a prompt before its first write (n > 1).
@@ -63,14 +67,14 @@ struct PageCopy {
 
 struct ForwardBatch {
   int64_t step = 0;
-  std::vector<int32_t> tokens;      // [rows]; see TokenFromSlot
+  std::vector<int32_t> tokens;  // [rows]; see TokenFromSlot
   std::vector<BatchSeq> seqs;
-  std::vector<PageId> pages;        // page lists of the sequences, one after another
+  std::vector<PageId> pages;  // page lists of the sequences, one after another
   std::vector<SampleRow> samples;
   std::vector<SlotInit> slot_inits;
-  std::vector<PageCopy> page_copies;    // before the forward
-  std::vector<CopyPlan> loads;          // host to device; layer L is read only when it is loaded
-  std::vector<CopyPlan> backups;        // device to host; of pages final before this step
+  std::vector<PageCopy> page_copies;  // before the forward
+  std::vector<CopyPlan> loads;        // host to device; layer L is read only when it is loaded
+  std::vector<CopyPlan> backups;      // device to host; of pages final before this step
   int32_t rows() const { return int32_t(tokens.size()); }
   // Nothing to compute and nothing to copy.
   bool empty() const {
@@ -106,18 +110,18 @@ struct TopLogprob {
 struct SampledToken {
   SlotId slot;
   int32_t token = -1;
-  float logprob = 0;                      // of `token` (or of SampleRow::logprob_of), natural log, before temperature
-  std::vector<TopLogprob> top;            // SampleRow::top_logprobs entries, best first
+  float logprob = 0;            // of `token` (or of SampleRow::logprob_of), natural log, before temperature
+  std::vector<TopLogprob> top;  // SampleRow::top_logprobs entries, best first
   uint64_t logits_hash = 0;
-  Status status;                          // NaN or all -inf logits: this request fails alone
+  Status status;  // NaN or all -inf logits: this request fails alone
 };
 
 struct StepResult {
   int64_t step = 0;
-  Status status;                          // of the whole step; an error ends all its sequences
-  std::vector<SampledToken> samples;      // in the order of ForwardBatch::samples
-  std::vector<SlotId> failed_slots;       // sequences with a NaN or infinity in a computed row: they fail alone
-  std::vector<int64_t> copies_done;       // CopyPlan ids
+  Status status;                      // of the whole step; an error ends all its sequences
+  std::vector<SampledToken> samples;  // in the order of ForwardBatch::samples
+  std::vector<SlotId> failed_slots;   // sequences with a NaN or infinity in a computed row: they fail alone
+  std::vector<int64_t> copies_done;   // CopyPlan ids
   std::vector<int64_t> copies_failed;
 };
 

@@ -115,6 +115,7 @@ void Scheduler::AppendRows(Sequence* s, int32_t rows, ForwardBatch* batch, Step*
   seq.start = s->planned;
   seq.page_begin = int32_t(batch->pages.size());
   seq.num_pages = int32_t(CeilDiv(s->planned + rows, kPageTokens));
+  seq.cached = int32_t(s->kv.cached);
   seq.decode = s->decoding();
   SLUICE_CHECK(rows > 0 && rows <= s->rows_left() && size_t(seq.num_pages) <= s->kv.pages.size(),
                "rows {} of {}, pages {} of {}", rows, s->rows_left(), seq.num_pages, s->kv.pages.size());
