@@ -43,13 +43,7 @@ std::vector<std::string> KvCacheImpl::Audit() const {
         }
       }
     }
-    for (int32_t i = 0; i < std::min(n.resident[0], n.resident[1]); ++i) {
-      if (n.slots[0][i] % lanes() != n.slots[1][i] % lanes()) {
-        report(fmt::format("device page {} and its host page {} are on different lanes", n.slots[0][i],
-                           n.slots[1][i]));
-      }
-    }
-    if (n.host_ready < n.resident[1] && (n.backup_op == 0 || n.host_ready >= n.resident[0])) {
+    if (!n.dead && n.host_ready < n.resident[1] && (n.backup_op == 0 || n.host_ready >= n.resident[0])) {
       report(fmt::format("node {}: {} of {} host pages are complete and nothing fills the rest", n.id,
                          n.host_ready, n.resident[1]));
     }

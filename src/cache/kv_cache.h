@@ -22,7 +22,8 @@
 //
 // Copies. The pages of a load are in S.pages at once; its plan comes out of the next TakeCopies and must ride on the batch that
 // the engine submits next, or on one without rows when nothing else is to be done. Batches run in order, so every later batch
-// may read those pages. A failed load fails its step: the sequences of it are released with keep = false.
+// may read those pages. After a failed load every sequence that is Lost is released with
+// keep = false.
 #pragma once
 
 #include <cstdint>
@@ -143,6 +144,8 @@ class KvCache {
   // Copies planned since the last call (appended); the executor performs them with the next batch.
   virtual void TakeCopies(std::vector<CopyPlan>* loads, std::vector<CopyPlan>* backups) = 0;
   virtual void OnCopiesDone(std::span<const int64_t> ids, std::span<const int64_t> failed) = 0;
+  // After a failed load: true when the sequence's path holds pages of it. It must be released with keep = false.
+  virtual bool Lost(const SequenceKv& seq) const { return (void)seq, false; }
   // Storage completions, deadlines, free-room top-up. True when something happened that could unblock a sequence.
   virtual bool Poll(Nanos now) = 0;
 

@@ -41,6 +41,7 @@ class KvCacheImpl final : public KvCache {
   CachedTokens Peek(std::string_view name_space, std::span<const int32_t> tokens) const override;
   void TakeCopies(std::vector<CopyPlan>* loads, std::vector<CopyPlan>* backups) override;
   void OnCopiesDone(std::span<const int64_t> ids, std::span<const int64_t> failed) override;
+  bool Lost(const SequenceKv& seq) const override { return seq.node != nullptr && seq.node->dead; }
   bool Poll(Nanos now) override;
   int64_t AvailablePages() const override;
   int64_t total_pages() const override { return device_.all(); }
