@@ -1,6 +1,9 @@
 #include "kv/device_pool.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -27,10 +30,11 @@ DevicePool::DevicePool(const KvLayout& layout, int32_t lanes, int64_t pages_per_
 
 DevicePool::~DevicePool() {
   if (base_ != nullptr) munmap(base_, size_t(reserved_bytes()));
+  if (fd_ >= 0) close(fd_);
 }
 
-StatusOr<std::unique_ptr<DevicePool>> DevicePool::Make(const KvLayout& layout, int32_t lanes,
-                                                       int64_t pages_per_lane) {
+StatusOr<std::unique_ptr<DevicePool>> DevicePool::Sized(const KvLayout& layout, int32_t lanes,
+                                                        int64_t pages_per_lane) {
   SLUICE_CHECK(lanes >= 1, "lanes {}", lanes);
   if (pages_per_lane < 2) {
     return Invalid(
@@ -43,15 +47,55 @@ StatusOr<std::unique_ptr<DevicePool>> DevicePool::Make(const KvLayout& layout, i
     return Invalid("device pool: {} pages a lane exceed the limit of {}; lower --max-total-tokens",
                    pages_per_lane, limit);
   }
-  std::unique_ptr<DevicePool> pool(new DevicePool(layout, lanes, pages_per_lane));
-  void* p = mmap(nullptr, size_t(pool->reserved_bytes()), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return std::unique_ptr<DevicePool>(new DevicePool(layout, lanes, pages_per_lane));
+}
+
+Status DevicePool::Map(int flags) {
+  void* p = mmap(nullptr, size_t(reserved_bytes()), PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd_, 0);
   if (p == MAP_FAILED) {
-    return Exhausted("device pool: cannot reserve {} bytes: {}; lower --max-total-tokens",
+    return Exhausted("device pool: cannot reserve {} bytes: {}; lower --max-total-tokens", reserved_bytes(),
+                     std::strerror(errno));
+  }
+  base_ = static_cast<std::byte*>(p);
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<DevicePool>> DevicePool::Make(const KvLayout& layout, int32_t lanes,
+                                                       int64_t pages_per_lane) {
+  ASSIGN_OR_RETURN(std::unique_ptr<DevicePool> pool, Sized(layout, lanes, pages_per_lane));
+  RETURN_IF_ERROR(pool->Map(MAP_PRIVATE | MAP_ANONYMOUS));
+  return pool;
+}
+
+StatusOr<std::unique_ptr<DevicePool>> DevicePool::MakeShared(const KvLayout& layout, int32_t lanes,
+                                                             int64_t pages_per_lane) {
+  ASSIGN_OR_RETURN(std::unique_ptr<DevicePool> pool, Sized(layout, lanes, pages_per_lane));
+  pool->fd_ = memfd_create("sluice-kv", MFD_CLOEXEC);
+  if (pool->fd_ < 0 || ftruncate(pool->fd_, pool->reserved_bytes()) != 0) {
+    return Exhausted("device pool: cannot make {} bytes of shared memory: {}; lower --max-total-tokens",
                      pool->reserved_bytes(), std::strerror(errno));
   }
-  pool->base_ = static_cast<std::byte*>(p);
+  RETURN_IF_ERROR(pool->Map(MAP_SHARED));
   return pool;
+}
+
+StatusOr<std::unique_ptr<DevicePool>> DevicePool::Attach(const KvLayout& layout, int32_t lanes,
+                                                         int64_t pages_per_lane, const std::string& handle) {
+  ASSIGN_OR_RETURN(std::unique_ptr<DevicePool> pool, Sized(layout, lanes, pages_per_lane));
+  pool->fd_ = open(handle.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat info {};
+  if (pool->fd_ < 0 || fstat(pool->fd_, &info) != 0)
+    return Unavailable("shared pool {}: {}; the peer must run on this host under the same user", handle,
+                       std::strerror(errno));
+  if (info.st_size != pool->reserved_bytes())
+    return Unavailable("shared pool {}: {} bytes there, {} expected from its layout, {} lanes and {} pages",
+                       handle, info.st_size, pool->reserved_bytes(), lanes, pages_per_lane);
+  RETURN_IF_ERROR(pool->Map(MAP_SHARED));
+  return pool;
+}
+
+std::string DevicePool::ShareHandle() const {
+  return fd_ < 0 ? "" : fmt::format("/proc/{}/fd/{}", getpid(), fd_);
 }
 
 std::byte* DevicePool::Latent(LogicalLayer layer, PageId page) const {

@@ -1,0 +1,53 @@
+// Moves KV pages into a peer's pool, one-sided: the receiver takes no part. Room tables decide what moves and
+// when.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kv/device_pool.h"
+#include "transfer/rooms.h"
+
+namespace sluice::transfer {
+
+struct TransportCapabilities {
+  std::string name;
+  bool same_host_only = false;
+  bool moves_bytes = true;  // false: `fake`, for warm-up and measuring one side alone; counts no bytes
+  std::string reason;       // why this one was chosen, for /server_info
+};
+
+struct WriteDone {
+  WriteId id = 0;
+  Status status;
+};
+
+// One progress thread calls everything; a transport may have threads of its own behind it.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual const TransportCapabilities& capabilities() const = 0;
+  // What the peer needs to reach the local pool, a string a lane for Hello::regions.
+  virtual std::vector<std::string> Regions() const = 0;
+  // A connection to write to. Errors name what the peer lacks.
+  virtual Status AddPeer(PeerId peer, const Hello& theirs) = 0;
+  // Moves write.pages of write.layers, in order and behind earlier writes to the same peer. Each ends in one
+  // WriteDone.
+  virtual void Post(const PostWrite& write) = 0;
+  virtual void Poll(std::vector<WriteDone>* done) = 0;
+  // After it returned no byte of ours reaches the peer; outstanding writes have failed and come out of Poll.
+  virtual void RemovePeer(PeerId peer) = 0;
+};
+
+struct TransportOptions {
+  double bytes_per_second_max = 0;  // 0: none; slows a transport down to study overlap
+};
+
+// Same host: the peer's pool is mapped and written by a copying thread. `pool` (made by MakeShared) outlives
+// the transport.
+std::unique_ptr<Transport> MakeShmTransport(const DevicePool& pool, const TransportOptions& options);
+// Moves nothing and completes at once.
+std::unique_ptr<Transport> MakeFakeTransport();
+
+}  // namespace sluice::transfer
