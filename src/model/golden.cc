@@ -173,6 +173,13 @@ void CountMargins(const std::vector<float>& got, const std::vector<float>& want,
 
 }  // namespace
 
+StatusOr<std::vector<std::vector<int32_t>>> GoldenPrompts(const std::string& folder) {
+  ASSIGN_OR_RETURN(const Golden g, Open(folder));
+  std::vector<std::vector<int32_t>> prompts;
+  for (const Prompt& p : g.prompts) prompts.push_back(p.ids);
+  return prompts;
+}
+
 StatusOr<int64_t> GoldenContext(const std::string& folder) {
   ASSIGN_OR_RETURN(const Golden g, Open(folder));
   int64_t n = 0;

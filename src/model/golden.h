@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "model/sequence_runner.h"
@@ -37,6 +38,8 @@ constexpr double kMargin = 1.0;
 
 StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& runner,
                                          const std::string& folder);
+// The prompts of a golden folder, as token ids.
+StatusOr<std::vector<std::vector<int32_t>>> GoldenPrompts(const std::string& folder);
 // Tokens of the longest prompt plus its continuation: what max_context must hold.
 StatusOr<int64_t> GoldenContext(const std::string& folder);
 
