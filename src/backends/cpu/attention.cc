@@ -293,6 +293,9 @@ void RunAttention(CpuQueue& q, const KernelTable& t, DType act, const ops::Atten
             .dim = a.kv_lora + a.rope,
             .out = static_cast<std::byte*>(a.out)};
   const int64_t row_bytes = a.heads * a.kv_lora * SizeOf(act);
+  for (int64_t r = 0; r < a.seqs.rows; ++r) {  // padding: zeros, so that nothing after it sees garbage
+    if (a.seqs.seq_of_row[r] < 0) std::memset(c.out + r * row_bytes, 0, size_t(row_bytes));
+  }
   if (a.dequant_only_topk) {
     RunRows(c, 0, a.seqs.seqs);
   } else {

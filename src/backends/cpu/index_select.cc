@@ -48,8 +48,8 @@ uint32_t KthLargest(const uint32_t* keys, int64_t n, int64_t k) {
   return prefix;
 }
 
-void SelectAll(const ops::IndexSelectArgs& a, int64_t row) {
-  const int64_t n = std::max<int64_t>(0, a.seqs.positions[row] + 1);
+// The first n <= topk positions.
+void SelectFirst(const ops::IndexSelectArgs& a, int64_t row, int64_t n) {
   int32_t* out = a.selected + row * a.topk;
   for (int64_t i = 0; i < a.topk; ++i) out[i] = i < n ? int32_t(i) : -1;
   a.selected_count[row] = int32_t(n);
@@ -83,7 +83,6 @@ float SelectTopK(const float* scores, int64_t n, int64_t k, int32_t* out, uint32
 }
 
 void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::IndexSelectArgs& a) {
-  (void)act;
   const ops::SeqTables& seqs = a.seqs;
   if (seqs.rows <= 0) return;
   const int64_t element = t.bf16_pairs ? 2 : 4, q_row = a.heads * a.dim;
@@ -91,10 +90,13 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
   std::vector<int32_t>& scored = q.ints();  // (sequence, row) pairs in order
   scored.clear();
   int64_t longest = 0;
+  for (int64_t r = 0; r < seqs.rows; ++r) {
+    if (seqs.seq_of_row[r] < 0) SelectFirst(a, r, 0);  // padding
+  }
   for (int64_t s = 0; s < seqs.seqs; ++s) {
     for (int64_t r = seqs.row_begin[s]; r < seqs.row_begin[s] + seqs.num_rows[s]; ++r) {
       if (seqs.positions[r] + 1 <= a.topk) {
-        SelectAll(a, r);
+        SelectFirst(a, r, std::max<int64_t>(0, seqs.positions[r] + 1));
         continue;
       }
       scored.push_back(int32_t(s));
@@ -136,17 +138,21 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
     const int32_t* row_of = scored.data() + 2 * first;  // row_of[2 * i + 1]
     q.group().ParallelFor(n, [&](int thread, int64_t i) {
       const int64_t row = row_of[2 * i + 1];
-      float* f = reinterpret_cast<float*>(q.group().scratch(thread).Get(q_row * 4));
+      float* f = reinterpret_cast<float*>(q.group().scratch(thread).Get(q_row * 6));
       std::memcpy(f, a.q + row * q_row, size_t(q_row) * 4);
       for (int64_t h = 0; h < a.heads; ++h) {
         Rope(f + h * a.dim, seqs.positions[row], a.table, a.interleave, f + h * a.dim);
         weight[i * a.heads + h] = a.head_weight[row * a.heads + h] * a.scale;
       }
-      if (t.bf16_pairs) {
-        t.f32_to_bf16(f, q_row, reinterpret_cast<uint16_t*>(query) + i * q_row);
-      } else {
-        std::memcpy(query + i * q_row * 4, f, size_t(q_row) * 4);
+      std::byte* to = query + i * q_row * element;
+      if (act == DType::kF32) {
+        std::memcpy(to, f, size_t(q_row) * 4);
+        return;
       }
+      uint16_t* half =
+          t.bf16_pairs ? reinterpret_cast<uint16_t*>(to) : reinterpret_cast<uint16_t*>(f + q_row);
+      t.f32_to_bf16(f, q_row, half);
+      if (!t.bf16_pairs) t.bf16_to_f32(half, q_row, reinterpret_cast<float*>(to));
     });
     // A task: some pages of one sequence against all its rows in the batch.
     int64_t num_tasks = 0;

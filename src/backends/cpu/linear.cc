@@ -96,19 +96,44 @@ Store StoreOf(ops::OutMode mode, DType act) {
 
 int64_t StoreBytes(Store s) { return s == Store::kBF16 ? 2 : 4; }
 
-// bf16 activations as f32 for kernels without the bf16 dot product; x itself when none is needed.
-const void* Widened(CpuQueue& q, const KernelTable& t, DType act, const void* x, int64_t rows, int64_t cols,
-                    int64_t* ld) {
-  if (act == DType::kF32 || t.bf16_pairs) return x;
-  float* f = reinterpret_cast<float*>(q.input().Get(rows * cols * 4));
-  const int64_t from_ld = *ld, step = std::max<int64_t>(1, (64 << 10) / cols);
-  q.group().ParallelFor(CeilDiv(rows, step), [&](int, int64_t i) {
-    for (int64_t r = i * step; r < std::min(rows, (i + 1) * step); ++r) {
-      t.bf16_to_f32(static_cast<const uint16_t*>(x) + r * from_ld, cols, f + r * cols);
+// Twelve rows whose stride is a multiple of this share one or two sets of an 8-way, 32 KB L1 and evict each
+// other.
+constexpr int64_t kSetStride = 2048;
+bool Conflicts(int64_t row_bytes, int64_t rows) { return rows > 8 && row_bytes % kSetStride == 0; }
+// Elements from row to row that avoid it, for a copy of rows of `cols` elements.
+int64_t SpreadStride(int64_t cols, int64_t element, int64_t rows) {
+  return Conflicts(cols * element, rows) ? cols + 64 / element : cols;
+}
+
+// Rows [0, rows) of x in the kernel's type at stride `to_ld`.
+void CopyRows(const KernelTable& t, bool widen, const std::byte* x, int64_t from_ld, int64_t rows,
+              int64_t cols, int64_t element, std::byte* to, int64_t to_ld) {
+  for (int64_t r = 0; r < rows; ++r) {
+    if (widen) {
+      t.bf16_to_f32(reinterpret_cast<const uint16_t*>(x) + r * from_ld, cols,
+                    reinterpret_cast<float*>(to) + r * to_ld);
+    } else {
+      std::memcpy(to + r * to_ld * element, x + r * from_ld * element, size_t(cols * element));
     }
+  }
+}
+
+// x as the kernels want it: f32 where there is no bf16 dot product, rows spread over cache sets. x itself
+// when it is so.
+const void* Input(CpuQueue& q, const KernelTable& t, DType act, const void* x, int64_t rows, int64_t cols,
+                  int64_t* ld) {
+  const bool widen = act == DType::kBF16 && !t.bf16_pairs;
+  const int64_t element = t.bf16_pairs ? 2 : 4;
+  if (!widen && !Conflicts(*ld * element, rows)) return x;
+  const int64_t from_ld = *ld, to_ld = SpreadStride(cols, element, rows);
+  std::byte* copy = q.input().Get(rows * to_ld * element);
+  const int64_t step = std::max<int64_t>(1, (64 << 10) / cols);
+  q.group().ParallelFor(CeilDiv(rows, step), [&](int, int64_t i) {
+    CopyRows(t, widen, static_cast<const std::byte*>(x) + i * step * from_ld * SizeOf(act), from_ld,
+             std::min(step, rows - i * step), cols, element, copy + i * step * to_ld * element, to_ld);
   });
-  *ld = cols;
-  return f;
+  *ld = to_ld;
+  return copy;
 }
 
 // A product of one packed matrix; a and c are typed by the kernel and the store.
@@ -239,7 +264,7 @@ StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType a
 void RunLinear(CpuQueue& q, const KernelTable& t, DType act, const ops::LinearArgs& a) {
   const auto& w = static_cast<const PackedLinear&>(*a.weight);
   int64_t lda = a.x_ld != 0 ? a.x_ld : w.in;
-  const void* x = Widened(q, t, act, a.x, a.rows, w.in, &lda);
+  const void* x = Input(q, t, act, a.x, a.rows, w.in, &lda);
   RunProduct(q, t,
              {.w = &w,
               .group = 0,
@@ -257,6 +282,7 @@ void RunHeads(CpuQueue& q, const KernelTable& t, DType act, const ops::HeadLinea
   const Store store = act == DType::kBF16 ? Store::kBF16 : Store::kF32;
   const int64_t element = SizeOf(act), panels = CeilDiv(w.out, t.nr);
   const bool widen = act == DType::kBF16 && !t.bf16_pairs;
+  const int64_t kernel_element = t.bf16_pairs ? 2 : 4;
   // A task is some heads of one row block, or one head's row block when rows are many.
   const int64_t block = std::min<int64_t>(a.rows, 192), row_blocks = CeilDiv(a.rows, block);
   const int64_t macs = a.rows * w.out * w.in;
@@ -268,13 +294,11 @@ void RunHeads(CpuQueue& q, const KernelTable& t, DType act, const ops::HeadLinea
     for (int64_t h = i % chunks * heads; h < std::min(w.groups, (i % chunks + 1) * heads); ++h) {
       const std::byte* x = static_cast<const std::byte*>(a.x) + (row0 * a.x_row + h * a.x_head) * element;
       int64_t lda = a.x_row;
-      if (widen) {
-        float* f = reinterpret_cast<float*>(q.group().scratch(thread).Get(rows * w.in * 4));
-        for (int64_t r = 0; r < rows; ++r) {
-          t.bf16_to_f32(reinterpret_cast<const uint16_t*>(x) + r * a.x_row, w.in, f + r * w.in);
-        }
-        x = reinterpret_cast<const std::byte*>(f);
-        lda = w.in;
+      if (widen || Conflicts(a.x_row * kernel_element, rows)) {
+        lda = SpreadStride(w.in, kernel_element, rows);
+        std::byte* copy = q.group().scratch(thread).Get(rows * lda * kernel_element);
+        CopyRows(t, widen, x, a.x_row, rows, w.in, kernel_element, copy, lda);
+        x = copy;
       }
       std::byte* y = static_cast<std::byte*>(a.y) + (row0 * a.y_row + h * a.y_head) * element;
       RunBlock(
@@ -293,7 +317,8 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
   const int64_t experts = up.groups, hidden = up.in, inner = down.in, out = down.out;
   const bool pairs = t.bf16_pairs;
   const int64_t in_bytes = pairs ? 2 : 4;
-  const int64_t per_pair = hidden * in_bytes + 2 * inner * 4 + inner * 6 + out * 4;
+  const int64_t x_ld = SpreadStride(hidden, in_bytes, 9), mid_ld = SpreadStride(inner, in_bytes, 9);
+  const int64_t per_pair = x_ld * in_bytes + 2 * inner * 4 + mid_ld * in_bytes + out * 4;
   const int64_t chunk_rows =
       std::max<int64_t>(1, std::min(a.rows, (int64_t(256) << 20) / (per_pair * a.topk)));
   for (int64_t first = 0; first < a.rows; first += chunk_rows) {
@@ -301,9 +326,9 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
     const int32_t* expert = a.expert + first * a.topk;
     const float* weight = a.expert_weight + first * a.topk;
     auto carve = [&](Carver c, auto use) {
-      auto* x = c.Take<std::byte>(n * hidden * in_bytes);
+      auto* x = c.Take<std::byte>(n * x_ld * in_bytes);
       auto* gate_up = c.Take<float>(n * 2 * inner);
-      auto* mid = c.Take<std::byte>(n * inner * in_bytes);
+      auto* mid = c.Take<std::byte>(n * mid_ld * in_bytes);
       auto* y = c.Take<float>(n * out);
       auto* begin = c.Take<int32_t>(experts + 1);
       auto* fill = c.Take<int32_t>(experts + 1);
@@ -331,7 +356,7 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
       q.group().ParallelFor(CeilDiv(used, gather), [&](int, int64_t task) {
         for (int64_t i = task * gather; i < std::min(used, (task + 1) * gather); ++i) {
           const std::byte* from = static_cast<const std::byte*>(a.x) + source[i] * hidden * element;
-          std::byte* to = x + i * hidden * in_bytes;
+          std::byte* to = x + i * x_ld * in_bytes;
           if (in_bytes == element) {
             std::memcpy(to, from, size_t(hidden * element));
           } else {
@@ -340,7 +365,7 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
         }
       });
       // Tasks are (expert, panel range); experts without rows have none.
-      auto grouped = [&](const PackedLinear& w, const std::byte* in, float* c) {
+      auto grouped = [&](const PackedLinear& w, const std::byte* in, int64_t ld, float* c) {
         std::vector<int32_t>& tasks = q.ints();
         tasks.clear();
         const int64_t panels = CeilDiv(w.out, t.nr);
@@ -359,15 +384,15 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
                    {.w = &w,
                     .group = e,
                     .rows = begin[e + 1] - row,
-                    .a = in + row * w.in * in_bytes,
-                    .lda = w.in,
+                    .a = in + row * ld * in_bytes,
+                    .lda = ld,
                     .c = reinterpret_cast<std::byte*>(c + row * w.out),
                     .ldc = w.out,
                     .store = Store::kF32},
                    0, begin[e + 1] - row, p, std::min(step, panels - p));
         });
       };
-      grouped(up, x, gate_up);
+      grouped(up, x, x_ld, gate_up);
       const int64_t rows_a_task = std::max<int64_t>(1, (16 << 10) / inner);
       q.group().ParallelFor(CeilDiv(used, rows_a_task), [&](int thread, int64_t task) {
         float* f = reinterpret_cast<float*>(q.group().scratch(thread).Get(inner * 4));
@@ -375,10 +400,10 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
           const float* g = gate_up + i * 2 * inner;
           if (pairs) {
             t.silu_mul(g, g + inner, inner, f);
-            t.f32_to_bf16(f, inner, reinterpret_cast<uint16_t*>(mid) + i * inner);
+            t.f32_to_bf16(f, inner, reinterpret_cast<uint16_t*>(mid) + i * mid_ld);
             continue;
           }
-          float* m = reinterpret_cast<float*>(mid) + i * inner;
+          float* m = reinterpret_cast<float*>(mid) + i * mid_ld;
           t.silu_mul(g, g + inner, inner, m);
           if (act == DType::kBF16) {  // the activation type's rounding is part of the numbers
             uint16_t* h = reinterpret_cast<uint16_t*>(f);
@@ -387,7 +412,7 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
           }
         }
       });
-      grouped(down, mid, y);
+      grouped(down, mid, mid_ld, y);
       const int64_t combine = std::max<int64_t>(1, (16 << 10) / (out * a.topk));
       q.group().ParallelFor(CeilDiv(rows, combine), [&](int thread, int64_t task) {
         const float** d = reinterpret_cast<const float**>(q.group().scratch(thread).Get(a.topk * 12));

@@ -73,7 +73,7 @@ inline std::vector<float> FromAct(DType act, const std::vector<std::byte>& v) {
   return out;
 }
 
-// Relative step of a type.
-inline double Ulp(DType act) { return act == DType::kBF16 ? 0x1p-8 : 0x1p-23; }
+// Relative size of a whole unit: two values that round the same number up and down are this far apart.
+inline double Ulp(DType act) { return act == DType::kBF16 ? 0x1p-7 : 0x1p-23; }
 
 }  // namespace sluice::cpu::testing
