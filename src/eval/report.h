@@ -1,0 +1,39 @@
+// Scores of an evaluation and their forms: one JSON document, one JSON line a turn, a readable table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "eval/dataset.h"
+#include "eval/target.h"
+
+namespace sluice::eval {
+
+struct TurnResult {
+  const Session* session = nullptr;
+  const Turn* turn = nullptr;
+  int32_t number = 0;  // of the turn in its session
+  Answer answer;
+  bool right = false;  // the text is the expected one and the model stopped by itself
+};
+
+struct PassResult {
+  std::string name;
+  double seconds = 0;
+  std::vector<TurnResult> turns;  // in file order
+};
+
+// `cold` may be null (the pass was not run) or the pass itself.
+Json PassJson(const PassResult& pass, const PassResult* cold, const Dataset& dataset, bool has_hashes);
+// One line a turn: pass, id, turn, text, and with hashes output_ids and logits_hash (16 hex digits).
+std::string OutputLine(const PassResult& pass, const TurnResult& turn, bool has_hashes);
+// A table for people, from the JSON of all passes.
+std::string PassTable(const Json& passes);
+
+struct ProblemReport {  // GSM8K style
+  double accuracy = 0, invalid = 0, latency_s = 0, output_tokens_per_s = 0;
+  int64_t problems = 0, output_tokens = 0;
+};
+
+}  // namespace sluice::eval
