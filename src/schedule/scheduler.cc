@@ -220,6 +220,8 @@ void Scheduler::LetGo(Sequence* s) {
     if (!s->failed) TellCache(s);
     cache_->Release(&s->kv, s->tokens, !s->failed);
     blocked_ = false;
+  } else if (s->kv.prefetch > 0) {
+    cache_->Release(&s->kv, s->tokens, false);  // ends its storage prefetch
   }
   s->kv = SequenceKv();
   if (s->slot.valid()) free_slots_.push_back(s->slot);
@@ -230,6 +232,7 @@ void Scheduler::LetGo(Sequence* s) {
     s->planned = s->computed = s->committed = s->pending = 0;
     s->sampled_in_slot = false;
     s->wait_storage = false;
+    s->failed = false;
     Insert(&waiting_, s);
     return;
   }

@@ -105,6 +105,7 @@ class Scheduler {
     int64_t id = 0;
     std::vector<Part> parts;
     std::vector<Sequence*> pins;  // sources and targets of page copies
+    std::vector<int64_t> loads;   // copy plans whose pages the step reads
   };
   struct ForkCopy {
     Sequence* from;
@@ -139,6 +140,8 @@ class Scheduler {
   void KeepToken(Sequence* s, const SampledToken& sampled);
   void TellCache(Sequence* s);
   void StepFailed(const Step& step, const Status& status);
+  // Pages did not arrive: nothing the step computed counts, its sequences start again.
+  void LoadFailed(const Step& step);
 
   // scheduler.cc
   Sequence* NewSequence(RequestGroup* group, int32_t choice);

@@ -10,9 +10,14 @@ void Scheduler::Commit(const StepResult& result) {
                result.step);
   Step step = std::move(steps_.front());
   steps_.pop_front();
+  cache_->StepRetired(result.step);
   cache_->OnCopiesDone(result.copies_done, result.copies_failed);
   if (!result.copies_done.empty()) blocked_ = false;
-  if (result.status.ok()) {
+  const bool load_failed = std::any_of(step.loads.begin(), step.loads.end(), [&](int64_t id) {
+    return std::find(result.copies_failed.begin(), result.copies_failed.end(), id) !=
+           result.copies_failed.end();
+  });
+  if (result.status.ok() && !load_failed) {
     for (size_t i = 0; i < step.parts.size(); ++i) {
       const Part& part = step.parts[i];
       ++part.seq->in_flight;  // its pages stay until its forks have looked at them
@@ -20,12 +25,12 @@ void Scheduler::Commit(const StepResult& result) {
       for (int32_t f = 0; f < part.forks; ++f) CommitFork(part.seq, step.parts[++i], result);
       Settle(part.seq);
     }
+  } else if (result.status.ok()) {
+    LoadFailed(step);
   } else {
     StepFailed(step, result.status);
   }
   for (Sequence* s : step.pins) Settle(s);
-  step.parts.clear();
-  step.pins.clear();
   spare_steps_.push_back(std::move(step));
 }
 
@@ -41,6 +46,16 @@ void Scheduler::StepFailed(const Step& step, const Status& status) {
     part.seq->pending -= part.sample >= 0 ? 1 : 0;
     part.seq->failed = true;
     if (!part.seq->ended()) EndGroup(part.seq->group, FinishReason::kError, status);
+  }
+  for (const Part& part : step.parts) Settle(part.seq);
+}
+
+void Scheduler::LoadFailed(const Step& step) {
+  for (const Part& part : step.parts) {
+    Sequence* s = part.seq;
+    s->pending -= part.sample >= 0 ? 1 : 0;
+    s->failed = true;
+    if (s->state == SeqState::kRunning || s->state == SeqState::kForking) Retract(s);
   }
   for (const Part& part : step.parts) Settle(part.seq);
 }
@@ -78,7 +93,9 @@ void Scheduler::CommitPart(const Part& part, const StepResult& result) {
     failed = result.samples[size_t(part.score_begin + i)].status;
   }
   if (part.sample >= 0 && failed.ok()) failed = result.samples[size_t(part.sample)].status;
-  if (s->ended()) {
+  if (s->state == SeqState::kRetracting && s->failed) {
+    counters_.dropped_tokens += part.sample >= 0 ? 1 : 0;  // computed on rows that never arrived
+  } else if (s->ended()) {
     counters_.dropped_tokens += part.sample >= 0 ? 1 : 0;
     s->failed |= !failed.ok();
     // A row that was computed from the token that ended the sequence is as final as any other.
@@ -110,7 +127,7 @@ void Scheduler::CommitPart(const Part& part, const StepResult& result) {
 void Scheduler::CommitFork(Sequence* parent, const Part& part, const StepResult& result) {
   Sequence* fork = part.seq;
   fork->pending = 0;
-  if (fork->ended()) {
+  if (fork->ended() || fork->state == SeqState::kRetracting) {
     ++counters_.dropped_tokens;
     return Settle(fork);
   }

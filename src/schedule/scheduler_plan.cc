@@ -28,6 +28,7 @@ bool Scheduler::Plan(Nanos now, ForwardBatch* batch) {
   }
   step.parts.clear();
   step.pins.clear();
+  step.loads.clear();
   PlanDecodes(batch, &step);
   const bool cut = options_.chunk_tokens > 0;
   int64_t budget =
@@ -46,6 +47,8 @@ bool Scheduler::Plan(Nanos now, ForwardBatch* batch) {
     return false;
   }
   step.id = batch->step = next_step_++;
+  for (const CopyPlan& load : batch->loads) step.loads.push_back(load.id);
+  cache_->StepSubmitted(step.id);
   steps_.push_back(std::move(step));
   ++counters_.steps;
   const double start = std::min(1.0, 0.7 * options_.conservativeness);
@@ -133,7 +136,7 @@ void Scheduler::AppendRows(Sequence* s, int32_t rows, ForwardBatch* batch, Step*
 
   Part part{s, s->planned, rows};
   RequestGroup* group = s->group;
-  if (!s->first_event_sent && !group->scored()) {
+  if (s->choice == 0 && !group->scored()) {
     const int32_t from = group->request.sampling.prompt_logprobs_from;
     part.score_begin = int32_t(batch->samples.size());
     for (int32_t p = std::max(s->planned, from - 1); p < end && p + 1 < group->prompt_len(); ++p) {
@@ -197,7 +200,7 @@ void Scheduler::AppendForks(Sequence* s, const SampleRow& row, ForwardBatch* bat
 // False: no page now. Room may be on its way, or the newest sequence was asked to leave (perhaps this one).
 bool Scheduler::GrowForDecode(Sequence* s) {
   while (!cache_->Grow(&s->kv, s->planned + 1)) {
-    if (!leaving_.empty()) return false;  // their pages come back with the steps in flight
+    if (!leaving_.empty() || cache_->RoomComing()) return false;  // pages come back with the steps in flight
     Sequence* victim = nullptr;
     for (auto it = running_.rbegin(); it != running_.rend() && victim == nullptr; ++it) {
       if ((*it)->state == SeqState::kRunning) victim = *it;
@@ -283,7 +286,7 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence* s, Nanos now) {
   RequestGroup* group = s->group;
   std::span<const int32_t> hit_span(s->tokens);
   // Rows whose logits score a prompt token must be computed: the hit ends before them.
-  if (!s->first_event_sent && group->scored_tokens() > 0) {
+  if (s->choice == 0 && !group->scored()) {
     group->prompt_logprobs.clear();
     if (group->request.sampling.prompt_logprobs_from == 0)
       group->prompt_logprobs.push_back({s->tokens[0], 0.0f, {}});
@@ -320,7 +323,9 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence* s, Nanos now) {
   const bool room = alone || own - int64_t(s->kv.pages.size()) + reserve <= cache_->AvailablePages();
   if (!room || !cache_->Grow(&s->kv, s->length())) {
     cache_->Release(&s->kv, s->tokens, true);
+    const int64_t prefetch = s->kv.prefetch;  // what storage had is in the host tier now: not asked for again
     s->kv = SequenceKv();
+    s->kv.prefetch = prefetch;
     return Admission::kBlocked;
   }
   return Admission::kAdmitted;

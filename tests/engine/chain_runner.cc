@@ -24,8 +24,31 @@ void ChainLogits(uint64_t hash, bool nan, std::vector<float>* logits) {
   if (nan) (*logits)[3] = std::nanf("");
 }
 
-ChainRunner::ChainRunner(int64_t pages, int32_t num_slots)
-    : rows_(size_t((pages + 1) * kPageTokens)), sampler_(kChainVocab, num_slots) {}
+ChainRunner::ChainRunner(int64_t pages, int32_t num_slots, int64_t host_pages)
+    : rows_(size_t((pages + 1) * kPageTokens)),
+      host_rows_(size_t((host_pages + 1) * kPageTokens)),
+      sampler_(kChainVocab, num_slots) {}
+
+void ChainRunner::Copy(const CopyPlan& plan, StepResult* result) {
+  const bool load = plan.direction == CopyDirection::kHostToDevice;
+  const bool fails = load && random_.Chance(load_failure_share);
+  (fails ? result->copies_failed : result->copies_done).push_back(plan.id);
+  for (const PagePair& pair : plan.pages) {
+    (load ? loaded_pages : backed_up_pages) += 1;
+    for (int64_t i = 0; i < kPageTokens; ++i) {
+      Row& device = rows_[size_t(pair.device.value * kPageTokens + i)];
+      Row& host = host_rows_[size_t(pair.host.value * kPageTokens + i)];
+      if (fails) {
+        device = {0, -1, true, true};
+      } else if (load) {
+        device = host;
+      } else {
+        if (!device.written || device.lost) violations.push_back("a backup of a page that is not final");
+        host = device;
+      }
+    }
+  }
+}
 
 ChainRunner::Row& ChainRunner::At(const ForwardBatch& batch, const BatchSeq& seq, int32_t position) {
   const int32_t index = position / int32_t(kPageTokens);
@@ -59,6 +82,8 @@ void ChainRunner::Run(const ForwardBatch& batch, StepResult* result) {
       rows_[size_t(copy.to.value * kPageTokens + i)] = rows_[size_t(copy.from.value * kPageTokens + i)];
     }
   }
+  for (const CopyPlan& plan : batch.backups) Copy(plan, result);
+  for (const CopyPlan& plan : batch.loads) Copy(plan, result);
   std::vector<uint64_t> hashes(size_t(batch.rows()));
   std::vector<int32_t> tokens(size_t(batch.rows()));
   bool decodes = false, prefills = false;
@@ -93,8 +118,6 @@ void ChainRunner::Run(const ForwardBatch& batch, StepResult* result) {
     ChainLogits(hashes[size_t(sample.row)], tokens[size_t(sample.row)] == kChainNan, &logits_);
     sampler_.Sample(sample, logits_.data(), &result->samples[i]);
   }
-  for (const CopyPlan& plan : batch.loads) result->copies_done.push_back(plan.id);
-  for (const CopyPlan& plan : batch.backups) result->copies_done.push_back(plan.id);
 }
 
 ChainAnswer ChainOracle(const Request& request, int32_t choice, int64_t token_limit) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "batch/forward_batch.h"
 #include "exec/executor.h"
 #include "request/request.h"
@@ -19,12 +20,14 @@ constexpr int32_t kChainNan = 62;  // a prompt that ends in this token gets NaN 
 
 class ChainRunner final : public StepRunner {
  public:
-  ChainRunner(int64_t pages, int32_t num_slots);
+  ChainRunner(int64_t pages, int32_t num_slots, int64_t host_pages = 0);
   void Run(const ForwardBatch& batch, StepResult* result) override;
   void Poison(PageId page);
 
   std::vector<std::string> violations;
   int64_t steps = 0, rows = 0, mixed_steps = 0, largest_step = 0;
+  int64_t loaded_pages = 0, backed_up_pages = 0;
+  double load_failure_share = 0;   // of load plans that do nothing and report failure
   std::vector<Status> fail_steps;  // statuses of the next steps, popped from the back; Ok runs
 
  private:
@@ -35,10 +38,13 @@ class ChainRunner final : public StepRunner {
     bool lost =
         false;  // of a step that failed, or after a token that was never sampled: whoever reads it is dropped
   };
+  void Copy(const CopyPlan& plan, StepResult* result);
   void LoseRows(const ForwardBatch& batch);
   Row& At(const ForwardBatch& batch, const BatchSeq& seq, int32_t position);
 
   std::vector<Row> rows_;
+  std::vector<Row> host_rows_;
+  SeededStream random_{7};
   Sampler sampler_;
   std::vector<float> logits_;
 };

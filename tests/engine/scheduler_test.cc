@@ -9,6 +9,7 @@
 #include "flat_cache.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kv/layout_fixture.h"
 #include "recorder.h"
 
 namespace sluice {
@@ -31,12 +32,16 @@ class LazyExecutor final : public Executor {
   const double ready_;
 };
 
+enum class CacheKind { kFlat, kTree, kTreeAndHost };
+
 struct Shape {
+  CacheKind cache = CacheKind::kFlat;
+  int64_t host_pages = 0;
   int64_t pages = 64, max_running = 8, chunk = 32, context = 4096;
   int32_t depth = 1;
   uint64_t seed = 1;
   double ready = 1.0;
-  bool use_priority = false;
+  bool use_priority = false, lpm = false;
   int64_t max_prefill = 16384;
 };
 
@@ -44,7 +49,7 @@ class World {
  public:
   explicit World(const Shape& shape)
       : shape_(shape),
-        runner_(shape.pages, int32_t(2 * shape.max_running)),
+        runner_(shape.pages, int32_t(2 * shape.max_running), shape.host_pages),
         executor_(&runner_, shape.seed, shape.ready) {
     StepLoopOptions options;
     options.depth = shape.depth;
@@ -53,10 +58,19 @@ class World {
     options.scheduler.context_length = shape.context;
     options.scheduler.max_prefill_tokens = shape.max_prefill;
     options.scheduler.use_priority = shape.use_priority;
+    if (shape.lpm) options.scheduler.policy = SchedulePolicy::kLongestPrefix;
     options.scheduler.eos_token_ids = {kChainEos};
-    loop_ = std::make_unique<StepLoop>(
-        options, std::make_unique<FlatCache>(shape.pages, [this](PageId p) { runner_.Poison(p); }),
-        &executor_, &clock_);
+    loop_ = std::make_unique<StepLoop>(options, MakeCache(), &executor_, &clock_);
+  }
+
+  std::unique_ptr<KvCache> MakeCache() {
+    if (shape_.cache == CacheKind::kFlat) {
+      return std::make_unique<FlatCache>(shape_.pages, [this](PageId p) { runner_.Poison(p); });
+    }
+    CacheOptions options;
+    options.pages_per_lane = shape_.pages;
+    if (shape_.cache == CacheKind::kTreeAndHost) options.host_pages_per_lane = shape_.host_pages;
+    return MakeKvCache(options, testing::MakeLayout(testing::Small()), nullptr, nullptr);
   }
 
   std::shared_ptr<Recorder> Add(Request request) {
@@ -467,28 +481,97 @@ TEST(Scheduler, ChecksNameWhatIsTooLong) {
   EXPECT_FALSE(small.loop().Check(Greedy({}, 5)).ok());
 }
 
+TEST(Scheduler, ASecondTurnFindsTheFirstInTheTree) {
+  Shape shape;
+  shape.cache = CacheKind::kTree;
+  World world(shape);
+  const auto first = world.Add(Greedy(Range(200), 30));
+  world.Finish();
+  std::vector<int32_t> prompt = Range(200);
+  for (const int32_t t : first->choice(0).tokens) prompt.push_back(t);
+  for (int i = 0; i < 20; ++i) prompt.push_back(i);
+  const int64_t before = world.runner().rows;
+  const auto second = world.Add(Greedy(prompt, 5));
+  world.Finish();
+  world.CheckAnswers();
+  EXPECT_EQ(second->choice(0).cached.device, 192);  // 229 rows were final: three whole pages
+  EXPECT_EQ(world.runner().rows - before, 250 - 192 + 4);
+  EXPECT_EQ(world.loop().scheduler().counters().cached_tokens, 192);
+}
+
+TEST(Scheduler, AnotherSaltFindsNothing) {
+  Shape shape;
+  shape.cache = CacheKind::kTree;
+  World world(shape);
+  world.Add(Greedy(Range(200), 3));
+  world.Finish();
+  Request r = Greedy(Range(200), 3);
+  r.cache_salt = "other";
+  const auto out = world.Add(std::move(r));
+  world.Finish();
+  EXPECT_EQ(out->choice(0).cached.total(), 0);
+}
+
+TEST(Scheduler, LongestPrefixGoesFirstUnderLpm) {
+  for (const bool lpm : {false, true}) {
+    Shape shape;
+    shape.cache = CacheKind::kTree;
+    shape.max_running = 1;
+    shape.lpm = lpm;
+    World world(shape);
+    world.Add(Greedy(Range(300), 2));
+    world.Finish();
+    Request miss = Greedy(Range(300), 2);
+    miss.cache_salt = "cold";
+    const auto busy = world.Add(Greedy(Range(10), 3));
+    const auto a = world.Add(std::move(miss)), b = world.Add(Greedy(Range(310), 2));
+    while (!a->done() && !b->done()) world.Step();
+    EXPECT_EQ(b->done(), lpm);
+    world.Finish();
+    EXPECT_TRUE(busy->done());
+  }
+}
+
 // Arrivals, aborts, deadlines, forks, penalties, a pool that is too small, results that come late: every
 // answer equals the oracle (or a prefix of it when it was cut), nothing leaks, every row read was right.
-TEST(Scheduler, RandomLifeIsTheOracleAtBothDepths) {
+class RandomLife : public ::testing::TestWithParam<CacheKind> {};
+
+TEST_P(RandomLife, EqualsTheOracleAtBothDepths) {
+  SchedulerCounters all;
+  int64_t loaded = 0;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     SeededStream random(seed);
     Shape shape;
+    shape.cache = GetParam();
     shape.seed = seed;
     shape.depth = int32_t(seed % 2);
     shape.pages = 6 + int64_t(random.Below(30));
+    shape.host_pages = shape.cache == CacheKind::kTreeAndHost ? 20 + int64_t(random.Below(60)) : 0;
     shape.max_running = 1 + int64_t(random.Below(10));
     shape.chunk = random.Chance(0.2) ? -1 : 1 + int64_t(random.Below(80));
     shape.max_prefill = 200;
     shape.ready = 0.3 + 0.7 * random.Unit();
     shape.use_priority = random.Chance(0.3);
+    shape.lpm = random.Chance(0.3);
     World world(shape);
+    if (random.Chance(0.3)) world.runner().load_failure_share = 0.3;
     const int64_t prompt_max = std::min<int64_t>(200, shape.pages * kPageTokens - 1);
     std::vector<std::string> live;
+    std::vector<std::vector<int32_t>> known;  // prompts that later ones begin with
     for (int i = 0; i < 40; ++i) {
       Request r = MakeRequest(&random, prompt_max, 80);
+      if (!known.empty() && random.Chance(0.6)) {
+        std::vector<int32_t> base = known[random.Below(known.size())];
+        base.resize(random.Below(base.size()) + 1);
+        base.insert(base.end(), r.prompt.begin(), r.prompt.end());
+        base.resize(std::min<size_t>(base.size(), size_t(prompt_max)));
+        r.prompt = std::move(base);
+      }
+      known.push_back(r.prompt);
       r.rid = "q" + std::to_string(i);
       r.priority = int32_t(random.Below(3));
+      if (random.Chance(0.1)) r.cache_salt = "s";
       if (random.Chance(0.05)) r.deadline = world.clock().Now() + Nanos(random.Below(300)) * 1000000 + 1;
       if (random.Chance(0.05)) r.prompt.back() = kChainNan;
       live.push_back(r.rid);
@@ -502,8 +585,25 @@ TEST(Scheduler, RandomLifeIsTheOracleAtBothDepths) {
     world.Finish();
     world.CheckAnswers();
     if (::testing::Test::HasFailure()) return;
+    const SchedulerCounters& c = world.loop().scheduler().counters();
+    all.retractions += c.retractions;
+    all.cached_tokens += c.cached_tokens;
+    all.dropped_tokens += c.dropped_tokens;
+    all.aborted += c.aborted;
+    all.failed += c.failed;
+    loaded += world.runner().loaded_pages;
   }
+  // The search went where it should.
+  EXPECT_GT(all.retractions, 10);
+  EXPECT_GT(all.dropped_tokens, 50);
+  EXPECT_GT(all.aborted, 100);
+  EXPECT_GT(all.failed, 10);
+  EXPECT_EQ(all.cached_tokens > 1000, GetParam() != CacheKind::kFlat);
+  EXPECT_EQ(loaded > 50, GetParam() == CacheKind::kTreeAndHost);
 }
+
+INSTANTIATE_TEST_SUITE_P(Caches, RandomLife,
+                         ::testing::Values(CacheKind::kFlat, CacheKind::kTree, CacheKind::kTreeAndHost));
 
 TEST(Scheduler, TheSameCallsGiveTheSameSteps) {
   std::vector<int64_t> rows;

@@ -15,11 +15,6 @@
 
 namespace sluice {
 
-// Until the cache module is linked here, its framing of namespaces stands in; a strong definition wins.
-[[gnu::weak]] std::string NamespaceKey(std::string_view salt, std::string_view adapter) {
-  return fmt::format("{}:{}{}:{}", salt.size(), salt, adapter.size(), adapter);
-}
-
 namespace {
 
 using std::chrono::milliseconds;
