@@ -15,12 +15,12 @@ BatchTables::BatchTables(int64_t max_rows, int64_t max_seqs)
       num_rows_(size_t(max_seqs)),
       page_begin_(size_t(max_seqs)) {}
 
-StatusOr<ModelBatch> BatchTables::Build(const ForwardBatch& batch, std::span<const int32_t> tokens,
-                                        int64_t vocab_size) {
+StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
+                                        std::span<const int32_t> tokens, int64_t vocab_size) {
   const int64_t rows = int64_t(tokens.size());
-  if (rows > max_rows_ || int64_t(batch.seqs.size()) > max_seqs_) {
-    return Internal("batch of {} rows and {} sequences exceeds the planned {} and {}", rows,
-                    batch.seqs.size(), max_rows_, max_seqs_);
+  if (rows > max_rows_ || int64_t(seqs.size()) > max_seqs_) {
+    return Internal("batch of {} rows and {} sequences exceeds the planned {} and {}", rows, seqs.size(),
+                    max_rows_, max_seqs_);
   }
   for (int64_t r = 0; r < rows; ++r) {
     if (tokens[size_t(r)] < 0 || tokens[size_t(r)] >= vocab_size) {
@@ -29,8 +29,8 @@ StatusOr<ModelBatch> BatchTables::Build(const ForwardBatch& batch, std::span<con
   }
   ModelBatch m;
   int32_t next = 0;
-  for (size_t s = 0; s < batch.seqs.size(); ++s) {
-    const BatchSeq& q = batch.seqs[s];
+  for (size_t s = 0; s < seqs.size(); ++s) {
+    const BatchSeq& q = seqs[s];
     if (q.row_begin != next || q.num_rows < 1 || q.start < 0 || q.row_begin + q.num_rows > rows) {
       return Internal("sequence {}: rows [{}, {}) do not follow row {} of {}", s, q.row_begin,
                       q.row_begin + q.num_rows, next, rows);
@@ -38,7 +38,7 @@ StatusOr<ModelBatch> BatchTables::Build(const ForwardBatch& batch, std::span<con
     next = q.row_begin + q.num_rows;
     const int64_t end = int64_t(q.start) + q.num_rows;
     if (q.num_pages < CeilDiv(end, kPageTokens) || q.page_begin < 0 ||
-        size_t(q.page_begin) + size_t(q.num_pages) > batch.pages.size()) {
+        size_t(q.page_begin) + size_t(q.num_pages) > pages.size()) {
       return Internal("sequence {}: {} pages from {} do not hold {} positions", s, q.num_pages, q.page_begin,
                       end);
     }
@@ -50,7 +50,7 @@ StatusOr<ModelBatch> BatchTables::Build(const ForwardBatch& batch, std::span<con
       const int32_t position = q.start + i;
       positions_[r] = position;
       seq_of_row_[r] = int32_t(s);
-      page_[r] = batch.pages[size_t(q.page_begin) + size_t(position / kPageTokens)];
+      page_[r] = pages[size_t(q.page_begin) + size_t(position / kPageTokens)];
       offset_[r] = int32_t(position % kPageTokens);
     }
     m.max_context = std::max(m.max_context, end);
@@ -61,13 +61,13 @@ StatusOr<ModelBatch> BatchTables::Build(const ForwardBatch& batch, std::span<con
   m.positions = positions_.data();
   m.slots = {page_.data(), offset_.data()};
   m.seqs.rows = rows;
-  m.seqs.seqs = int64_t(batch.seqs.size());
+  m.seqs.seqs = int64_t(seqs.size());
   m.seqs.seq_of_row = seq_of_row_.data();
   m.seqs.positions = positions_.data();
   m.seqs.row_begin = row_begin_.data();
   m.seqs.num_rows = num_rows_.data();
   m.seqs.page_begin = page_begin_.data();
-  m.seqs.pages = batch.pages.data();
+  m.seqs.pages = pages.data();
   return m;
 }
 

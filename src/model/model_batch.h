@@ -30,7 +30,12 @@ class BatchTables {
   // tokens: [rows], all resolved to ids. The views in the result point into this object, `batch` and
   // `tokens`. Errors (Internal): more rows or sequences than reserved, rows of no sequence, too few pages,
   // ids outside the vocabulary.
-  StatusOr<ModelBatch> Build(const ForwardBatch& batch, std::span<const int32_t> tokens, int64_t vocab_size);
+  StatusOr<ModelBatch> Build(const ForwardBatch& batch, std::span<const int32_t> tokens, int64_t vocab_size) {
+    return Build(batch.seqs, batch.pages, tokens, vocab_size);
+  }
+  // The same for a rank's part of a batch: its sequences (segments) over the batch's page lists.
+  StatusOr<ModelBatch> Build(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
+                             std::span<const int32_t> tokens, int64_t vocab_size);
 
  private:
   int64_t max_rows_, max_seqs_;

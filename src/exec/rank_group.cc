@@ -1,0 +1,242 @@
+#include "exec/rank_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace sluice {
+
+// The group's hooks as one rank's forward sees them.
+class RankGroup::Hooks final : public LayerHooks {
+ public:
+  Hooks(RankGroup& group, RankState& rank) : group_(group), rank_(rank) {}
+  void WaitReadable(LogicalLayer layer) override;
+  void LayerFinal(LogicalLayer layer) override;
+  void IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) override;
+
+ private:
+  RankGroup& group_;
+  RankState& rank_;
+};
+
+struct RankGroup::RankState {
+  Rank id;
+  std::unique_ptr<ops::Queue> queue;
+  std::unique_ptr<ModelBuffers> buffers;
+  std::unique_ptr<BatchTables> tables;
+  std::unique_ptr<Communicator> comm;
+  std::unique_ptr<Hooks> hooks;
+  std::vector<int32_t> tokens;        // [valid rows]
+  std::vector<int32_t> logits_rows;   // this rank's rows of a Logits call
+  std::vector<int32_t> logits_place;  // and where they go in the caller's order
+  const float* logits = nullptr;
+  ForwardOptions options;
+  Status status;
+  int64_t seen = 0;
+  std::thread thread;  // none for rank 0, which runs on the caller's
+};
+
+void RankGroup::Hooks::WaitReadable(LogicalLayer layer) {
+  if (LayerHooks* hooks = group_.options_in_->hooks) hooks->WaitReadable(layer);
+  // Rows of this layer lie in other ranks' lanes: all are written before one is read.
+  if (group_.split_.split()) rank_.comm->Fence();
+}
+
+void RankGroup::Hooks::LayerFinal(LogicalLayer layer) {
+  LayerHooks* hooks = group_.options_in_->hooks;
+  if (hooks == nullptr) return;
+  std::atomic<int32_t>& arrived = group_.layer_arrivals_[size_t(layer.value)];
+  if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != group_.ranks()) return;
+  arrived.store(0, std::memory_order_relaxed);
+  hooks->LayerFinal(layer);
+}
+
+void RankGroup::Hooks::IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) {
+  if (group_.ranks() == 1 && group_.options_in_->hooks != nullptr)
+    group_.options_in_->hooks->IndexSelected(layer, selected, count);
+}
+
+RankGroup::RankGroup(const Model& model, const DevicePool& pool, const RankGroupOptions& options)
+    : model_(model), pool_(pool), options_(options), layer_arrivals_(size_t(model.config().num_layers) + 1) {}
+
+StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Backend& backend,
+                                                     const DevicePool& pool,
+                                                     const RankGroupOptions& options) {
+  if (pool.lanes() != options.ranks)
+    return Internal("{} ranks over a pool of {} lanes; each rank owns one lane", options.ranks, pool.lanes());
+  std::unique_ptr<RankGroup> group(new RankGroup(model, pool, options));
+  auto comms = MakeThreadCommunicators(
+      options.ranks, {.spin = MaySpin(options.ranks, options.threads_per_rank, options.cores)});
+  // A sequence may bring two segments to a rank.
+  const int64_t max_seqs = options.limits.max_seqs * (options.ranks > 1 ? 2 : 1);
+  for (int32_t r = 0; r < options.ranks; ++r) {
+    auto rank = std::make_unique<RankState>();
+    rank->id = Rank(r);
+    rank->queue = backend.MakeQueue(options.threads_per_rank, -1);
+    ASSIGN_OR_RETURN(rank->buffers, ModelBuffers::Make(model.config(), backend, options.limits));
+    rank->tables = std::make_unique<BatchTables>(options.limits.max_rows, max_seqs);
+    rank->comm = std::move(comms[size_t(r)]);
+    rank->hooks = std::make_unique<Hooks>(*group, *rank);
+    rank->tokens.reserve(size_t(options.limits.max_rows));
+    group->ranks_.push_back(std::move(rank));
+  }
+  if (options.ranks > 1)
+    group->logits_.resize(size_t(options.limits.max_logits_rows * model.config().vocab_size));
+  RankGroup* g = group.get();
+  for (int32_t r = 1; r < options.ranks; ++r) {
+    RankState* rank = group->ranks_[size_t(r)].get();
+    rank->thread = std::thread([g, rank] {
+      std::unique_lock lock(g->mutex_);
+      while (true) {
+        g->start_.wait(lock, [&] { return g->stop_ || g->generation_ != rank->seen; });
+        if (g->stop_) return;
+        rank->seen = g->generation_;
+        const std::function<void(RankState&)>& work = *g->work_;
+        lock.unlock();
+        work(*rank);
+        lock.lock();
+        if (--g->running_ == 0) g->done_.notify_one();
+      }
+    });
+  }
+  return group;
+}
+
+RankGroup::~RankGroup() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  start_.notify_all();
+  for (auto& rank : ranks_)
+    if (rank->thread.joinable()) rank->thread.join();
+}
+
+ops::Queue& RankGroup::queue() const { return *ranks_[0]->queue; }
+
+int64_t RankGroup::working_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& rank : ranks_) bytes += rank->buffers->bytes();
+  return bytes;
+}
+
+void RankGroup::RunOnAll(const std::function<void(RankState&)>& work) {
+  if (ranks() > 1) {
+    std::lock_guard lock(mutex_);
+    work_ = &work;
+    running_ = ranks() - 1;
+    ++generation_;
+    start_.notify_all();
+  }
+  work(*ranks_[0]);
+  if (ranks() > 1) {
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [&] { return running_ == 0; });
+  }
+}
+
+Status RankGroup::ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens) {
+  const RankPart& part = split_.part(rank.id);
+  rank.tokens.clear();
+  for (const int32_t row : part.batch_row) rank.tokens.push_back(tokens[size_t(row)]);
+  ASSIGN_OR_RETURN(const ModelBatch model_batch,
+                   rank.tables->Build(part.seqs, batch.pages, rank.tokens, model_.config().vocab_size));
+  return model_.Forward(*rank.queue, model_batch, pool_, *rank.buffers, rank.options);
+}
+
+Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> tokens,
+                          ForwardOptions& options) {
+  RETURN_IF_ERROR(split_.Plan(batch, ranks(), pool_.pages_per_lane()));
+  // Checked for all ranks before one starts: a rank that failed alone would leave the others at a fence.
+  for (int32_t r = 0; r < ranks(); ++r) {
+    const RankPart& part = split_.part(Rank(r));
+    if (part.valid_rows() > options_.limits.max_rows ||
+        int64_t(part.seqs.size()) > 2 * options_.limits.max_seqs)
+      return Internal("rank {}: {} rows and {} segments exceed the planned {} and {}", r, part.valid_rows(),
+                      part.seqs.size(), options_.limits.max_rows, 2 * options_.limits.max_seqs);
+  }
+  for (const BatchSeq& s : batch.seqs)
+    if (int64_t(s.start) + s.num_rows > options_.limits.max_context)
+      return Internal("slot {}: position {} exceeds the planned context of {}", s.slot.value,
+                      s.start + s.num_rows - 1, options_.limits.max_context);
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= model_.config().vocab_size)
+      return Internal("row {}: token {} is outside the vocabulary of {}", i, tokens[i],
+                      model_.config().vocab_size);
+  options_in_ = &options;
+  for (auto& rank : ranks_) {
+    rank->options = options;
+    rank->options.hooks = rank->hooks.get();
+    rank->options.timer = rank->id.value == 0 ? options.timer : nullptr;
+    if (ranks() > 1) rank->options.index_gap = nullptr;
+  }
+  RunOnAll([&](RankState& rank) { rank.status = ForwardOn(rank, batch, tokens); });
+  if (ranks() > 1) CountBytes(batch);
+  options.verify_failed_row = -1;
+  for (auto& rank : ranks_) {
+    RETURN_IF_ERROR(rank->status);
+    if (rank->options.verify_failed_row >= 0 && options.verify_failed_row < 0) {
+      options.verify_failed_row = split_.part(rank->id).batch_row[size_t(rank->options.verify_failed_row)];
+      options.verify_failed_layer = rank->options.verify_failed_layer;
+    }
+  }
+  return OkStatus();
+}
+
+const float* RankGroup::Logits(std::span<const int32_t> batch_rows) {
+  if (ranks() == 1) {
+    RankState& rank = *ranks_[0];
+    rank.logits_rows.clear();
+    for (const int32_t row : batch_rows) rank.logits_rows.push_back(split_.Where(row).row);
+    return model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+  }
+  SLUICE_CHECK(int64_t(batch_rows.size()) <= options_.limits.max_logits_rows, "{} logits rows of {}",
+               batch_rows.size(), options_.limits.max_logits_rows);
+  for (auto& rank : ranks_) {
+    rank->logits_rows.clear();
+    rank->logits_place.clear();
+  }
+  for (size_t i = 0; i < batch_rows.size(); ++i) {
+    const RankRow where = split_.Where(batch_rows[i]);
+    ranks_[size_t(where.rank.value)]->logits_rows.push_back(where.row);
+    ranks_[size_t(where.rank.value)]->logits_place.push_back(int32_t(i));
+  }
+  const size_t vocab = size_t(model_.config().vocab_size);
+  RunOnAll([&](RankState& rank) {
+    if (rank.logits_rows.empty()) return;
+    const float* own = model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+    for (size_t i = 0; i < rank.logits_place.size(); ++i)
+      std::memcpy(&logits_[size_t(rank.logits_place[i]) * vocab], own + i * vocab, vocab * sizeof(float));
+  });
+  return logits_.data();
+}
+
+void RankGroup::CountBytes(const ForwardBatch& batch) {
+  const KvLayout& layout = pool_.layout();
+  const int64_t index_row_bytes = layout.index_page_bytes() / kPageTokens;
+  const int64_t row_bytes = layout.latent_row_bytes() * int64_t(layout.latent_layers().size()) +
+                            index_row_bytes * int64_t(layout.index_layers().size());
+  int64_t bytes = 0;
+  for (auto& rank : ranks_) {
+    const RankPart& part = split_.part(rank->id);
+    int64_t put_rows = 0, got_pages = 0;
+    for (size_t i = 0; i < part.seqs.size(); ++i) {
+      const BatchSeq& s = part.seqs[i];
+      for (int32_t k = 0; k < s.num_rows; ++k)
+        put_rows += PageOwner(batch.pages[size_t(s.page_begin + (s.start + k) / kPageTokens)], ranks()) !=
+                    rank->id.value;
+      // A sequence's later segment on this rank sees all that the earlier one saw, and more.
+      bool later = false;
+      for (size_t j = i + 1; j < part.seqs.size(); ++j) later |= part.seqs[j].slot == s.slot;
+      if (later) continue;
+      for (int32_t p = 0; p < s.num_pages; ++p)
+        got_pages += PageOwner(batch.pages[size_t(s.page_begin + p)], ranks()) != rank->id.value;
+    }
+    rank->comm->CountDirect(got_pages * layout.page_bytes(), put_rows * row_bytes);
+    bytes += got_pages * layout.page_bytes() + put_rows * row_bytes;
+  }
+  bytes_moved_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+}  // namespace sluice

@@ -1,0 +1,87 @@
+// One forward over all context-parallel ranks: a thread, a queue and buffers for each, one shared pool of
+// owner lanes.
+//
+// Every rank follows the same RankSplit, made once per batch by the caller's thread, which is rank 0 itself.
+// A rank writes the rows it computes into their owners' pages; a fence per layer of a split forward makes
+// them visible before any rank reads that layer. Rows read from other lanes are read in place: ranks of one
+// process share an address space, so a gather would only copy what the attention kernel reads once (measured
+// in docs; the choice is made here and nowhere else).
+//
+// Owned and called by one executor. Results do not depend on the number of ranks: a row's bits depend on its
+// inputs alone.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "batch/rank_split.h"
+#include "comm/communicator.h"
+#include "model/model.h"
+#include "model/model_batch.h"
+
+namespace sluice {
+
+struct RankGroupOptions {
+  int32_t ranks = 1;
+  int threads_per_rank = 1;
+  int cores = 1;
+  ModelLimits limits;  // of one rank
+};
+
+class RankGroup {
+ public:
+  static StatusOr<std::unique_ptr<RankGroup>> Make(const Model& model, ops::Backend& backend,
+                                                   const DevicePool& pool, const RankGroupOptions& options);
+  ~RankGroup();
+
+  // tokens: [batch rows], resolved. hooks of `options` are called once a layer for the whole group, in layer
+  // order: WaitReadable may be called by several ranks at once, LayerFinal by the last rank whose rows are
+  // final. On return the residual stream of every row is where Logits finds it. options.verify_failed_row is
+  // a batch row.
+  Status Forward(const ForwardBatch& batch, std::span<const int32_t> tokens, ForwardOptions& options);
+  // Logits of rows of the last Forward's batch: [rows.size(), vocab], valid until the next call.
+  // REQUIRES rows.size() <= limits.max_logits_rows.
+  const float* Logits(std::span<const int32_t> batch_rows);
+
+  int32_t ranks() const { return int32_t(ranks_.size()); }
+  const RankSplit& split() const { return split_; }
+  ops::Queue& queue() const;  // of rank 0
+
+  // Bytes that crossed ranks since the start: rows put into others' pages, pages of others that attention had
+  // to see.
+  int64_t bytes_moved() const { return bytes_moved_.load(std::memory_order_relaxed); }
+  int64_t working_bytes() const;  // buffers of all ranks
+
+ private:
+  struct RankState;
+  class Hooks;
+  RankGroup(const Model& model, const DevicePool& pool, const RankGroupOptions& options);
+  void RunOnAll(const std::function<void(RankState&)>& work);
+  Status ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens);
+  void CountBytes(const ForwardBatch& batch);
+
+  const Model& model_;
+  const DevicePool& pool_;
+  const RankGroupOptions options_;
+  RankSplit split_;
+  std::vector<std::unique_ptr<RankState>> ranks_;
+  std::vector<std::atomic<int32_t>> layer_arrivals_;
+  ForwardOptions* options_in_ = nullptr;
+  std::vector<float> logits_;  // [max_logits_rows, vocab], only with several ranks
+  std::atomic<int64_t> bytes_moved_{0};
+
+  std::mutex mutex_;
+  std::condition_variable start_, done_;
+  const std::function<void(RankState&)>* work_ = nullptr;
+  int64_t generation_ = 0;
+  int32_t running_ = 0;
+  bool stop_ = false;
+};
+
+}  // namespace sluice

@@ -1,0 +1,122 @@
+// Context parallelism changes no bit: the same steps over 1 rank and over N, on the bundled model.
+#include "exec/rank_group.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "backends/cpu/cpu_backend.h"
+#include "base/random.h"
+
+namespace sluice {
+namespace {
+
+struct Extend {
+  int seq;
+  int rows;
+  bool decode;
+};
+
+// Three sequences; B and C share A's first two pages.
+const std::vector<std::vector<Extend>> kSteps = {
+    {{0, 200, false}},
+    {{0, 211, false}, {1, 90, false}, {2, 64, false}},
+    {{0, 1, true}, {1, 3, false}, {2, 1, false}},
+    {{0, 4, true}, {1, 1, true}, {2, 9, false}},
+    {{0, 1, true}, {1, 1, true}, {2, 1, true}},
+};
+constexpr int kShared = 2;  // pages
+
+class RankGroupBits : public testing::TestWithParam<std::tuple<std::string, DType, DType>> {};
+
+std::vector<float> RunSteps(const Model& model, ops::Backend& backend, const KvLayout& layout, int32_t ranks,
+                            int64_t* moved) {
+  auto pool = DevicePool::Make(layout, ranks, 40);
+  EXPECT_TRUE(pool.ok());
+  for (int32_t p = 0; p < ranks * 40; ++p)
+    (*pool)->Poison(PageId(p));  // a row that is read before it was written is NaN
+  RankGroupOptions o;
+  o.ranks = ranks;
+  o.limits = {600, 8, 600, 1024};
+  auto group = RankGroup::Make(model, backend, **pool, o);
+  EXPECT_TRUE(group.ok()) << group.status();
+
+  std::vector<std::vector<PageId>> pages(3);
+  int32_t next = ranks;  // local page 0 of every lane is scratch
+  for (int j = 0; j < 8; ++j)
+    for (int s = 0; s < 3; ++s) {
+      if (s > 0 && j < kShared)
+        pages[size_t(s)].push_back(pages[0][size_t(j)]);
+      else
+        pages[size_t(s)].push_back(PageId(next++));
+    }
+  const auto token = [&](int seq, int position) {
+    const uint64_t key =
+        position < kShared * kPageTokens ? uint64_t(position) : uint64_t(seq) * 100003 + uint64_t(position);
+    return int32_t(SeededStream(key + 1).Below(2000));
+  };
+  std::vector<int> length = {0, kShared * int(kPageTokens), kShared * int(kPageTokens)};
+  std::vector<float> all;
+  for (const auto& step : kSteps) {
+    ForwardBatch b;
+    std::vector<int32_t> rows;
+    for (const Extend& e : step) {
+      BatchSeq s;
+      s.slot = SlotId(e.seq);
+      s.row_begin = b.rows();
+      s.num_rows = e.rows;
+      s.start = length[size_t(e.seq)];
+      s.decode = e.decode;
+      s.page_begin = int32_t(b.pages.size());
+      s.num_pages = int32_t(CeilDiv(s.start + e.rows, kPageTokens));
+      b.pages.insert(b.pages.end(), pages[size_t(e.seq)].begin(), pages[size_t(e.seq)].begin() + s.num_pages);
+      for (int i = 0; i < e.rows; ++i) b.tokens.push_back(token(e.seq, s.start + i));
+      for (int i = 0; i < e.rows; i += 7) rows.push_back(s.row_begin + i);
+      rows.push_back(s.row_begin + e.rows - 1);
+      b.seqs.push_back(s);
+      length[size_t(e.seq)] += e.rows;
+    }
+    ForwardOptions options;
+    const Status status = (*group)->Forward(b, b.tokens, options);
+    EXPECT_TRUE(status.ok()) << status;
+    const float* logits = (*group)->Logits(rows);
+    all.insert(all.end(), logits, logits + rows.size() * size_t(model.config().vocab_size));
+  }
+  *moved = (*group)->bytes_moved();
+  return all;
+}
+
+TEST_P(RankGroupBits, AreThoseOfOneRank) {
+  const auto& [isa, act, kv] = GetParam();
+  auto backend = cpu::MakeCpuBackend({act, isa});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/models/ledger-28m-fp8";
+  const auto config = LoadModelConfig(folder);
+  ASSERT_TRUE(config.ok());
+  auto checkpoint = Checkpoint::Open(folder);
+  ASSERT_TRUE(checkpoint.ok());
+  auto model = Model::Load(*config, std::move(*checkpoint), **backend);
+  ASSERT_TRUE(model.ok()) << model.status();
+  KvLayoutOptions lo;
+  lo.latent_dtype = lo.index_dtype = kv;
+  const auto layout = KvLayout::Make(*config, lo);
+  ASSERT_TRUE(layout.ok());
+  int64_t moved = 0;
+  const std::vector<float> one = RunSteps(**model, **backend, *layout, 1, &moved);
+  EXPECT_EQ(moved, 0);
+  for (const float v : one) ASSERT_FALSE(std::isnan(v));
+  for (const int32_t ranks : {2, 3, 4, 8}) {
+    const std::vector<float> many = RunSteps(**model, **backend, *layout, ranks, &moved);
+    ASSERT_EQ(one.size(), many.size());
+    EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size() * sizeof(float)), 0) << ranks << " ranks";
+    EXPECT_GT(moved, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(KvTypes, RankGroupBits,
+                         testing::Values(std::tuple("auto", DType::kBF16, DType::kBF16),
+                                         std::tuple("auto", DType::kBF16, DType::kF8E4M3),
+                                         std::tuple("avx2", DType::kF32, DType::kF32)));
+
+}  // namespace
+}  // namespace sluice
