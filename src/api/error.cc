@@ -1,6 +1,7 @@
 #include "api/error.h"
 
 #include "api/json_writer.h"
+#include "text/utf8.h"
 
 namespace sluice {
 
@@ -82,13 +83,19 @@ std::string ErrorBody(const ApiError& error) {
 
 std::string Quoted(std::string_view text, size_t bytes_max) {
   const bool cut = text.size() > bytes_max;
+  text = text.substr(0, bytes_max);
   std::string out = "\"";
-  for (const char32_t c : Utf8Reader(text.substr(0, cut ? bytes_max : text.size()), cut)) {
-    if (c < 0x20 || c == 0x7f) {
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Step step = DecodeUtf8(text, i);
+    if (cut && step.kind == Utf8Kind::kTruncated) break;
+    if (step.kind != Utf8Kind::kValid) {
+      out += kReplacementChar;
+    } else if (step.codepoint < 0x20 || step.codepoint == 0x7f) {
       out += '?';
     } else {
-      AppendUtf8(c, &out);
+      out += text.substr(i, step.bytes);
     }
+    i += step.bytes;
   }
   out += cut ? "\"..." : "\"";
   return out;

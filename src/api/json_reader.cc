@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <unordered_set>
 
-#include "api/json_writer.h"
+#include "text/utf8.h"
 
 namespace sluice {
 
@@ -57,7 +57,7 @@ bool CheckDuplicates(dom::object object, const std::string& path, std::optional<
       const std::string field = path + std::string(key.substr(0, 64));
       *error = ApiError{
           .message = fmt::format("{}: the key is there twice; send it once", Quoted(path + std::string(key))),
-          .param = IsUtf8(field) ? field : ""};
+          .param = IsValidUtf8(field) ? field : ""};
     }
     return false;
   }
@@ -93,7 +93,7 @@ std::optional<ApiError> JsonBody::Parse(std::string_view body, JsonBody* out) {
       return refuse(
           fmt::format("{}a number is malformed or out of range (integers: 64 bits; others: finite doubles)",
                       key.empty() ? "" : Quoted(key) + ": "),
-          IsUtf8(key) && key.size() <= 64 ? key : "");
+          IsValidUtf8(key) && key.size() <= 64 ? key : "");
     }
     default:
       return refuse(fmt::format("the body is not valid JSON: {}", simdjson::error_message(ec)));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "api/json_writer.h"
+#include "text/utf8.h"
 
 namespace sluice {
 namespace {
@@ -146,11 +147,7 @@ void Record(std::string* out, F body) {
 
 }  // namespace
 
-std::string TokenText(std::string_view bytes) {
-  std::string out;
-  for (const char32_t c : Utf8Reader(bytes)) AppendUtf8(c, &out);
-  return out;
-}
+std::string TokenText(std::string_view bytes) { return ReplaceInvalidUtf8(bytes); }
 
 int64_t CountCharacters(std::string_view text) {
   return std::count_if(text.begin(), text.end(),

@@ -1,0 +1,211 @@
+// What operators ask: health, models, server info, load, metrics, flush, abort.
+#include "api/json_writer.h"
+#include "serve/app_server.h"
+
+namespace sluice {
+
+using Json = nlohmann::ordered_json;
+
+void AppServer::Health(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  if (draining_) {
+    exchange->Respond(Refusal({.http_status = 503,
+                               .message = "the server is shutting down",
+                               .type = "service_unavailable",
+                               .code = "unavailable"}));
+  } else {
+    exchange->Respond({.body = R"({"status":"ok"})"});
+  }
+}
+
+namespace {
+
+// One token through the whole engine; the answer is the health.
+class HealthProbe final : public OutputChannel {
+ public:
+  explicit HealthProbe(std::shared_ptr<HttpExchange> exchange) : exchange_(std::move(exchange)) {}
+  void Push(OutputEvent event) override {
+    if (event.finish == FinishReason::kNone) return;
+    const bool well = event.finish == FinishReason::kStop || event.finish == FinishReason::kLength;
+    exchange_->Post([exchange = exchange_, well, status = event.error] {
+      if (well) {
+        exchange->Respond({.body = R"({"status":"ok"})"});
+      } else {
+        ApiError error = ErrorFromStatus(status);
+        error.http_status = 503;
+        exchange->Respond(ErrorResponse(error, 1));
+      }
+    });
+  }
+
+ private:
+  const std::shared_ptr<HttpExchange> exchange_;
+};
+
+}  // namespace
+
+void AppServer::HealthGenerate(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
+  if (draining_) return Health(http, exchange);
+  Request request;
+  request.id = NextRequestId();
+  request.rid = fmt::format("HEALTH_CHECK_{}", request.id.value);
+  request.prompt = {0};
+  request.sampling.max_tokens = 1;
+  request.sampling.temperature = 0;
+  request.priority = 1000000;
+  request.deadline = clock_->Now() + Nanos(20e9);
+  request.output = std::make_shared<HealthProbe>(exchange);
+  if (const Status status = engine_->Submit(std::move(request)); !status.ok()) {
+    // A full queue is load, not illness.
+    if (status.code() == absl::StatusCode::kResourceExhausted) return Health(http, exchange);
+    exchange->Respond(Refusal(ErrorFromStatus(status)));
+  }
+}
+
+void AppServer::Models(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
+  const Json model = {{"id", options_.model_name},
+                      {"object", "model"},
+                      {"created", started_unix_s_},
+                      {"owned_by", "sluice"},
+                      {"root", options_.model_name},
+                      {"parent", nullptr},
+                      {"max_model_len", options_.limits.context_length}};
+  constexpr std::string_view kPrefix = "/v1/models/";
+  if (!http.path.starts_with(kPrefix)) {
+    exchange->Respond({.body = Json{{"object", "list"}, {"data", {model}}}.dump()});
+  } else if (http.path.substr(kPrefix.size()) == options_.model_name) {
+    exchange->Respond({.body = model.dump()});
+  } else {
+    exchange->Respond(
+        Refusal({.http_status = 404,
+                 .message = fmt::format("the model {} is not served here; this is {}",
+                                        Quoted(http.path.substr(kPrefix.size())), options_.model_name),
+                 .type = "not_found_error",
+                 .param = "model",
+                 .code = "model_not_found"}));
+  }
+}
+
+void AppServer::ModelInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  Json info = options_.model_info.is_object() ? options_.model_info : Json::object();
+  info["model_path"] = options_.model_path;
+  info["served_model_name"] = options_.model_name;
+  info["is_generation"] = true;
+  info["weight_version"] = "default";
+  exchange->Respond({.body = info.dump()});
+}
+
+void AppServer::ServerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  const EngineSnapshot e = engine_->Snapshot();
+  Json info = options_.server_info.is_object() ? options_.server_info : Json::object();
+  info["version"] = options_.version;
+  info["model_path"] = options_.model_path;
+  info["served_model_name"] = options_.model_name;
+  info["status"] = draining_ ? "draining" : "ready";
+  info["max_total_num_tokens"] = e.max_total_tokens;
+  info["context_length"] = options_.limits.context_length;
+  const auto pages = [](const TierCounts& c) {
+    return Json{{"all", c.all}, {"free", c.free}, {"leased", c.leased}, {"cached", c.cached}};
+  };
+  const CacheStats& c = e.cache;
+  info["internal_states"] = Json::array(
+      {{{"num_running_reqs", e.running},
+        {"num_queue_reqs", e.queued},
+        {"num_used_tokens", e.used_tokens},
+        {"last_gen_throughput", metrics_.GenerationRate(e)},
+        {"steps", e.steps},
+        {"prompt_tokens_total", e.prompt_tokens_total},
+        {"generation_tokens_total", e.generation_tokens_total},
+        {"cached_tokens_total", e.cached_tokens_total},
+        {"retractions_total", e.retractions_total},
+        {"requests_finished", e.requests_finished},
+        {"requests_aborted", e.requests_aborted},
+        {"requests_failed", e.requests_failed},
+        {"requests_rejected", e.requests_rejected},
+        {"engine_cpu_seconds", e.cpu_seconds},
+        {"cache",
+         {{"device_pages", pages(c.device)},
+          {"host_pages", pages(c.host)},
+          {"nodes", c.nodes},
+          {"lookup_tokens", c.lookup_tokens},
+          {"hit_tokens",
+           {{"device", c.hit_tokens_device}, {"host", c.hit_tokens_host}, {"storage", c.hit_tokens_storage}}},
+          {"evicted_pages", {{"device", c.evicted_pages_device}, {"host", c.evicted_pages_host}}},
+          {"backup_pages", c.backup_pages},
+          {"load_pages", c.load_pages},
+          {"pending_backups", c.pending_backups},
+          {"pending_loads", c.pending_loads},
+          {"storage_read_bytes", c.storage_read_bytes},
+          {"storage_write_bytes", c.storage_write_bytes},
+          {"storage_errors", c.storage_errors}}}}});
+  exchange->Respond({.body = info.dump(-1, ' ', false, Json::error_handler_t::replace)});
+}
+
+void AppServer::Loads(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
+  const EngineSnapshot e = engine_->Snapshot();
+  const std::string_view include = http.QueryParam("include");
+  const auto wanted = [&](std::string_view section) {
+    return include.empty() || include == "all" || include.find(section) != include.npos;
+  };
+  const auto ratio = [](int64_t part, int64_t whole) { return whole > 0 ? double(part) / double(whole) : 0; };
+  Json load = {{"dp_rank", 0}};
+  if (wanted("core")) {
+    load["num_running_reqs"] = e.running;
+    load["num_waiting_reqs"] = e.queued;
+    load["num_total_reqs"] = e.running + e.queued;
+    load["num_used_tokens"] = e.used_tokens;
+    load["max_total_num_tokens"] = e.max_total_tokens;
+    load["token_usage"] = ratio(e.used_tokens, e.max_total_tokens);
+    load["gen_throughput"] = metrics_.GenerationRate(e);
+    load["cache_hit_rate"] = ratio(e.cached_tokens_total, e.prompt_tokens_total);
+  }
+  if (wanted("queues")) load["queues"] = {{"waiting", e.queued}, {"retracted", e.retractions_total}};
+  exchange->Respond({.body = Json{{"version", options_.version},
+                                  {"dp_rank_count", 1},
+                                  {"loads", {load}},
+                                  {"aggregate",
+                                   {{"total_running_reqs", e.running},
+                                    {"total_waiting_reqs", e.queued},
+                                    {"total_reqs", e.running + e.queued},
+                                    {"avg_token_usage", ratio(e.used_tokens, e.max_total_tokens)}}}}
+                                 .dump()});
+}
+
+void AppServer::Metrics(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  exchange->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                     .body = metrics_.Render(engine_->Snapshot(), http_->connections())});
+}
+
+void AppServer::FlushCache(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  if (engine_->Flush()) {
+    exchange->Respond({.content_type = "text/plain", .body = "Cache flushed.\n"});
+  } else {
+    exchange->Respond(
+        {.status = 400,
+         .content_type = "text/plain",
+         .body = "Cache not flushed: requests run or wait; try again when the server is idle.\n"});
+  }
+}
+
+void AppServer::AbortRequests(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
+  AbortRequest request;
+  if (auto error = ParseAbort(http.body, options_.limits, &request))
+    return exchange->Respond(Refusal(*error));
+  int64_t aborted = 0;
+  if (request.abort_all) {
+    for (const auto& generation : running_.All()) {
+      generation->Abort();
+      ++aborted;
+    }
+  } else if (auto generation = running_.Find(request.rid)) {
+    generation->Abort();
+    aborted = 1;
+  } else {
+    engine_->AbortSoon(request.rid);  // one of several prompts of a request
+  }
+  std::string out;
+  JsonWriter w(&out);
+  w.Object().Key("aborted").Int(aborted).End();
+  exchange->Respond({.body = std::move(out)});
+}
+
+}  // namespace sluice

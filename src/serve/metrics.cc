@@ -1,0 +1,196 @@
+#include "serve/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace sluice {
+
+namespace prom = prometheus;
+
+namespace {
+
+const prom::Histogram::BucketBoundaries kFirstTokenBuckets = {
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 15, 25, 60};
+const prom::Histogram::BucketBoundaries kTotalBuckets = {0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1,  1.5, 2,
+                                                         2.5,  5,    10,  15,  20,  30,  40, 60,  120};
+const prom::Histogram::BucketBoundaries kTokenBuckets = {0.002, 0.005, 0.01,  0.015, 0.02, 0.025, 0.03,
+                                                         0.04,  0.05,  0.075, 0.1,   0.15, 0.2,   0.3,
+                                                         0.4,   0.5,   0.75,  1,     2.5};
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+struct ServeMetrics::Series {
+  prom::Registry registry;
+  prom::Labels model;
+  prom::Family<prom::Counter>*requests, *aborted, *rejected, *failed;
+  prom::Counter *prompt_tokens, *generation_tokens, *cached_device, *cached_host, *cached_storage;
+  prom::Histogram *first_token, *total, *per_token, *inter_token;
+
+  explicit Series(const std::string& model_name) : model{{"model_name", model_name}} {
+    const auto family = [&](const char* name, const char* help) {
+      return &prom::BuildCounter().Name(name).Help(help).Labels(model).Register(registry);
+    };
+    requests = family("sluice:num_requests_total", "Requests that ended, by endpoint and result.");
+    aborted = family("sluice:num_aborted_requests_total",
+                     "Requests that ended before their answer was whole, by reason.");
+    rejected = family("sluice:num_rejected_requests_total", "Requests refused before any work, by reason.");
+    failed = family("sluice:num_failed_requests_total", "Requests that ended with an error, by reason.");
+    prompt_tokens = &family("sluice:prompt_tokens_total", "Prompt tokens of ended requests.")->Add({});
+    generation_tokens =
+        &family("sluice:generation_tokens_total", "Tokens generated for ended requests.")->Add({});
+    auto* cached = family("sluice:cached_tokens_total", "Prompt tokens that came from the cache, by tier.");
+    cached_device = &cached->Add({{"cache_source", "device"}});
+    cached_host = &cached->Add({{"cache_source", "host"}});
+    cached_storage = &cached->Add({{"cache_source", "storage"}});
+    const auto histogram = [&](const char* name, const char* help,
+                               const prom::Histogram::BucketBoundaries& buckets) {
+      return &prom::BuildHistogram().Name(name).Help(help).Labels(model).Register(registry).Add({}, buckets);
+    };
+    first_token = histogram("sluice:time_to_first_token_seconds", "From arrival to the first token.",
+                            kFirstTokenBuckets);
+    total = histogram("sluice:e2e_request_latency_seconds", "From arrival to the end of an answer.",
+                      kTotalBuckets);
+    per_token = histogram("sluice:time_per_output_token_seconds", "(total - first token) / (tokens - 1).",
+                          kTokenBuckets);
+    inter_token =
+        histogram("sluice:inter_token_latency_seconds", "Time between tokens of one choice.", kTokenBuckets);
+  }
+};
+
+ServeMetrics::ServeMetrics(std::string model_name, bool sglang_aliases)
+    : series_(std::make_unique<Series>(model_name)),
+      model_name_(std::move(model_name)),
+      aliases_(sglang_aliases) {}
+
+ServeMetrics::~ServeMetrics() = default;
+
+void ServeMetrics::Finished(const RequestRecord& r) {
+  static constexpr const char* kResults[] = {"ok", "abort", "error", "rejected"};
+  Series& s = *series_;
+  s.requests->Add({{"endpoint", std::string(r.endpoint)}, {"result", kResults[int(r.result)]}}).Increment();
+  const std::string reason(r.reason.empty() ? "other" : r.reason);
+  if (r.result == RequestResult::kAborted) s.aborted->Add({{"reason", reason}}).Increment();
+  if (r.result == RequestResult::kRejected) s.rejected->Add({{"reason", reason}}).Increment();
+  if (r.result == RequestResult::kError) s.failed->Add({{"reason", reason}}).Increment();
+  if (r.result == RequestResult::kRejected) return;
+  s.prompt_tokens->Increment(double(r.prompt_tokens));
+  s.generation_tokens->Increment(double(r.completion_tokens));
+  s.cached_device->Increment(r.cached.device);
+  s.cached_host->Increment(r.cached.host);
+  s.cached_storage->Increment(r.cached.storage);
+  if (r.result != RequestResult::kOk) return;  // histogram counts = answers that were whole
+  if (r.first_token_s >= 0) s.first_token->Observe(r.first_token_s);
+  if (r.per_token_s >= 0) s.per_token->Observe(r.per_token_s);
+  s.total->Observe(std::max(0.0, r.total_s));
+}
+
+void ServeMetrics::InterToken(double seconds, int64_t tokens) {
+  if (tokens <= 0) return;
+  const double each = std::max(0.0, seconds) / double(tokens);
+  for (int64_t i = 0; i < tokens; ++i) series_->inter_token->Observe(each);
+}
+
+double ServeMetrics::GenerationRate(const EngineSnapshot& snapshot) {
+  std::lock_guard lock(rate_mutex_);
+  const double now = Now();
+  if (rate_time_s_ < 0) {
+    rate_time_s_ = now;
+    rate_tokens_ = snapshot.generation_tokens_total;
+  } else if (now - rate_time_s_ >= 1) {
+    rate_ =
+        double(std::max<int64_t>(0, snapshot.generation_tokens_total - rate_tokens_)) / (now - rate_time_s_);
+    rate_time_s_ = now;
+    rate_tokens_ = snapshot.generation_tokens_total;
+  }
+  return rate_;
+}
+
+std::string ServeMetrics::Render(const EngineSnapshot& e, int64_t connections) {
+  std::vector<prom::MetricFamily> families = series_->registry.Collect();
+  const auto add = [&](std::string name, const char* help, prom::MetricType type,
+                       std::vector<std::pair<prom::ClientMetric::Label, double>> values) {
+    prom::MetricFamily family;
+    family.name = "sluice:" + name;
+    family.help = help;
+    family.type = type;
+    for (const auto& [label, value] : values) {
+      prom::ClientMetric metric;
+      metric.label.push_back({"model_name", model_name_});
+      if (!label.name.empty()) metric.label.push_back(label);
+      if (type == prom::MetricType::Counter) {
+        metric.counter.value = value;
+      } else {
+        metric.gauge.value = value;
+      }
+      family.metric.push_back(std::move(metric));
+    }
+    families.push_back(std::move(family));
+  };
+  const auto gauge = [&](const char* name, const char* help, double value) {
+    add(name, help, prom::MetricType::Gauge, {{{}, value}});
+  };
+  const auto counter = [&](const char* name, const char* help, double value) {
+    add(name, help, prom::MetricType::Counter, {{{}, value}});
+  };
+  const auto ratio = [](int64_t part, int64_t whole) { return whole > 0 ? double(part) / double(whole) : 0; };
+  const CacheStats& c = e.cache;
+  const int64_t page_tokens = c.device.all > 0 ? e.max_total_tokens / c.device.all : 64;
+  gauge("num_running_reqs", "Choices being computed.", double(e.running));
+  gauge("num_queue_reqs", "Requests waiting to be computed.", double(e.queued));
+  gauge("num_used_tokens", "Tokens of device KV pages in use or cached.", double(e.used_tokens));
+  gauge("max_total_num_tokens", "Tokens that the device KV pool holds.", double(e.max_total_tokens));
+  gauge("token_usage", "Share of the device KV pool in use or cached.",
+        ratio(e.used_tokens, e.max_total_tokens));
+  gauge("page_size", "Tokens of a KV page.", double(page_tokens));
+  gauge("cache_hit_rate", "Cached share of all prompt tokens so far.",
+        ratio(e.cached_tokens_total, e.prompt_tokens_total));
+  gauge("gen_throughput", "Output tokens per second over the last second or more.", GenerationRate(e));
+  gauge("http_connections", "Open HTTP connections.", double(connections));
+  counter("engine_steps_total", "Forward batches computed.", double(e.steps));
+  counter("engine_prompt_tokens_total", "Prompt tokens admitted, cached ones included.",
+          double(e.prompt_tokens_total));
+  counter("engine_generation_tokens_total", "Tokens sampled and kept.", double(e.generation_tokens_total));
+  counter("num_retractions_total", "Sequences set back because KV pages ran out.",
+          double(e.retractions_total));
+  counter("engine_cpu_seconds_total", "CPU time of the engine thread.", e.cpu_seconds);
+  for (const auto& [tier, counts] : {std::pair{"device", &c.device}, {"host", &c.host}}) {
+    add(std::string(tier) + "_pages", "KV pages by state; the states add up to all.", prom::MetricType::Gauge,
+        {{{"state", "all"}, double(counts->all)},
+         {{"state", "free"}, double(counts->free)},
+         {{"state", "leased"}, double(counts->leased)},
+         {{"state", "cached"}, double(counts->cached)}});
+  }
+  gauge("hicache_host_used_tokens", "Tokens in the host tier.",
+        double((c.host.all - c.host.free) * page_tokens));
+  gauge("hicache_host_total_tokens", "Tokens that the host tier holds.", double(c.host.all * page_tokens));
+  counter("evicted_tokens_total", "Tokens evicted from the device tier.",
+          double(c.evicted_pages_device * page_tokens));
+  counter("load_back_tokens_total", "Tokens loaded from the host tier.", double(c.load_pages * page_tokens));
+  counter("hicache_backup_tokens_total", "Tokens written to the host tier.",
+          double(c.backup_pages * page_tokens));
+  counter("storage_read_bytes_total", "Bytes read from the storage tier.", double(c.storage_read_bytes));
+  counter("storage_write_bytes_total", "Bytes written to the storage tier.", double(c.storage_write_bytes));
+  counter("storage_errors_total", "Storage operations that failed.", double(c.storage_errors));
+  if (aliases_) {
+    const size_t own = families.size();
+    for (size_t i = 0; i < own; ++i) {
+      prom::MetricFamily alias = families[i];
+      alias.name = "sglang:" + alias.name.substr(alias.name.find(':') + 1);
+      families.push_back(std::move(alias));
+    }
+  }
+  return prom::TextSerializer().Serialize(families);
+}
+
+}  // namespace sluice

@@ -1,0 +1,36 @@
+#include "serve/work_pool.h"
+
+#include <pthread.h>
+
+#include <string>
+
+namespace sluice {
+
+WorkPool::WorkPool(const Options& options) {
+  const std::array<int, 3> counts = {options.short_threads, options.long_threads, options.control_threads};
+  static constexpr std::array<const char*, 3> kNames = {"sluice-short", "sluice-long", "sluice-control"};
+  for (size_t lane = 0; lane < queues_.size(); ++lane) {
+    queues_[lane] = std::make_unique<BoundedQueue<std::function<void()>>>(options.queue_max);
+    for (int i = 0; i < counts[lane]; ++i) {
+      threads_.emplace_back([queue = queues_[lane].get(), lane] {
+        pthread_setname_np(pthread_self(), kNames[lane]);
+        while (auto work = queue->Pop()) (*work)();
+      });
+    }
+  }
+}
+
+WorkPool::~WorkPool() { Stop(); }
+
+void WorkPool::Stop() {
+  for (auto& queue : queues_) queue->Close();
+  for (auto& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+}
+
+bool WorkPool::Post(WorkLane lane, std::function<void()> work) {
+  return queues_[size_t(lane)]->TryPush(std::move(work));
+}
+
+}  // namespace sluice
