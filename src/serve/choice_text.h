@@ -23,6 +23,8 @@ class ChoiceText {
   ChoiceText(std::shared_ptr<const Tokenizer> tokenizer, const GenerationOptions& options,
              bool with_logprobs);
 
+  // Characters that come before the first token's text (an echoed prompt), for text offsets.
+  void StartAt(int64_t characters) { characters_ = characters; }
   // True: this token completed a stop string; later tokens must not be added.
   bool Add(const TokenOut& token);
   // The stop token that ended the choice: counted, its text only where stop text is kept.

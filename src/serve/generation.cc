@@ -239,6 +239,7 @@ void Generation::StartChoice(size_t p, Choice& choice, OutputEvent& event) {
   }
   if (spec_.echo) {
     choice.whole = spec.echo_text;
+    if (spec_.logprobs) choice.text.StartAt(CountCharacters(spec.echo_text));
     if (spec_.form == AnswerForm::kCompletion && spec_.logprobs)
       choice.logprobs = std::move(choice.prompt_logprobs);
   }
