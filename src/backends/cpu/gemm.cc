@@ -27,7 +27,7 @@ HWY_INLINE int64_t PanelWidth() { return int64_t(2 * L()); }
 HWY_INLINE VF LoadB(const float* p) { return hn::LoadU(df, p); }
 HWY_INLINE VF LoadB(const uint16_t* p) { return LoadBF16(p); }
 
-HWY_INLINE void StorePair(const GemmArgs& g, int64_t row, int64_t col, int64_t valid, VF v0, VF v1) {
+HWY_NOINLINE void StorePair(const GemmArgs& g, int64_t row, int64_t col, int64_t valid, VF v0, VF v1) {
   const int64_t lanes = int64_t(L());
   HWY_ALIGN float full[2 * HWY_MAX_BYTES / sizeof(float)];
   if (g.store == Store::kBF16) {
