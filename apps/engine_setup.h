@@ -15,6 +15,7 @@
 #include "config/server_config.h"
 #include "engine/engine.h"
 #include "exec/memory_plan.h"
+#include "exec/model_runner.h"
 #include "kv/kv_layout.h"
 #include "model/model.h"
 #include "ops/backend.h"
@@ -43,8 +44,10 @@ struct EngineStack {
   std::shared_ptr<LoadedModel> model;
   KvLayout layout;
   MemoryPlan memory;
-  std::vector<std::string> notices;  // one line each: pool sizes, tiers, fallbacks
-  std::unique_ptr<Engine> engine;    // owns pools, cache and executor
+  std::vector<std::string> notices;    // one line each: pool sizes, tiers, fallbacks
+  const RunnerTimes* times = nullptr;  // of the executor; valid as long as the engine
+  const RankGroup* ranks = nullptr;    // for its bytes_moved()
+  std::unique_ptr<Engine> engine;      // owns pools, cache and executor
 };
 
 // `clock` outlives the stack.

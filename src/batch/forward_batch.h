@@ -116,12 +116,18 @@ struct SampledToken {
   Status status;  // NaN or all -inf logits: this request fails alone
 };
 
+// A sequence whose rows of the step cannot be trusted (NaN, a failed verification): it fails alone.
+struct FailedSlot {
+  SlotId slot;
+  Status status;
+};
+
 struct StepResult {
   int64_t step = 0;
   Status status;                      // of the whole step; an error ends all its sequences
   std::vector<SampledToken> samples;  // in the order of ForwardBatch::samples
-  std::vector<SlotId> failed_slots;   // sequences with a NaN or infinity in a computed row: they fail alone
-  std::vector<int64_t> copies_done;   // CopyPlan ids
+  std::vector<FailedSlot> failed_slots;
+  std::vector<int64_t> copies_done;  // CopyPlan ids
   std::vector<int64_t> copies_failed;
 };
 

@@ -212,6 +212,11 @@ const float* RankGroup::Logits(std::span<const int32_t> batch_rows) {
   return logits_.data();
 }
 
+const float* RankGroup::Hidden(int32_t batch_row) const {
+  const RankRow where = split_.Where(batch_row);
+  return ranks_[size_t(where.rank.value)]->buffers->x + int64_t(where.row) * model_.config().hidden;
+}
+
 void RankGroup::CountBytes(const ForwardBatch& batch) {
   const KvLayout& layout = pool_.layout();
   const int64_t index_row_bytes = layout.index_page_bytes() / kPageTokens;

@@ -49,6 +49,9 @@ class RankGroup {
   // REQUIRES rows.size() <= limits.max_logits_rows.
   const float* Logits(std::span<const int32_t> batch_rows);
 
+  // Residual stream [hidden] of a row of the last Forward's batch.
+  const float* Hidden(int32_t batch_row) const;
+
   int32_t ranks() const { return int32_t(ranks_.size()); }
   const RankSplit& split() const { return split_; }
   ops::Queue& queue() const;  // of rank 0

@@ -81,6 +81,12 @@ double LogSumExp(const float* x, int32_t n, float max, float* w) {
   return double(max) + std::log(SumBlocks(w, n));
 }
 
+bool AllFinite(const float* x, int64_t n) {
+  int32_t high = 0;
+  for (int64_t i = 0; i < n; ++i) high = std::max(high, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);
+  return high < kPlusInf;
+}
+
 uint64_t HashRow(const float* x, int32_t n) {
   constexpr uint64_t kOdd = 0x9FB21C651E98DF25ull;
   uint64_t lane[4] = {0x243F6A8885A308D3ull, 0x13198A2E03707344ull, 0xA4093822299F31D0ull,

@@ -61,6 +61,15 @@ TEST(RowMath, LogSumExpMatchesDoubles) {
   EXPECT_NEAR(LogSumExp(x.data(), 1000, float(max), w.data()), max + std::log(want), 1e-6);
 }
 
+TEST(RowMath, AllFiniteSeesNansAndInfinitiesOfBothSigns) {
+  std::vector<float> x(100, -3.0f);
+  EXPECT_TRUE(AllFinite(x.data(), 100));
+  for (const float bad : {kInf, -kInf, kNan, -kNan}) {
+    x[57] = bad;
+    EXPECT_FALSE(AllFinite(x.data(), 100));
+  }
+}
+
 TEST(RowMath, HashSeesEveryBitOfEveryElement) {
   std::vector<float> x(37, 1.0f);
   const uint64_t base = HashRow(x.data(), 37);

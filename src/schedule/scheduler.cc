@@ -1,6 +1,7 @@
 #include "schedule/scheduler.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "base/check.h"
 
@@ -13,16 +14,16 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCache* cache)
       reserve_ratio_(std::min(1.0, 0.7 * options.conservativeness)) {
   SLUICE_CHECK(options.max_running > 0 && options.context_length > 0, "max_running {} context {}",
                options.max_running, options.context_length);
-  for (int32_t i = num_slots(); i-- > 0;) free_slots_.push_back(SlotId(i));
+  for (int32_t i = 0; i < num_slots(); ++i) GiveSlot(SlotId(i));
 }
 
 Scheduler::~Scheduler() = default;
 
-int64_t Scheduler::max_rows() const {
-  const int64_t prefill = options_.chunk_tokens > 0
-                              ? std::min(options_.chunk_tokens, options_.context_length)
-                              : std::max(options_.context_length, options_.max_prefill_tokens);
-  return prefill + options_.max_running;
+int64_t MaxStepRows(const SchedulerOptions& options) {
+  const int64_t prefill = options.chunk_tokens > 0
+                              ? std::min(options.chunk_tokens, options.context_length)
+                              : std::max(options.context_length, options.max_prefill_tokens);
+  return prefill + options.max_running;
 }
 
 Status Scheduler::Check(const Request& request) const {
@@ -224,7 +225,7 @@ void Scheduler::LetGo(Sequence* s) {
     cache_->Release(&s->kv, s->tokens, false);  // ends its storage prefetch
   }
   s->kv = SequenceKv();
-  if (s->slot.valid()) free_slots_.push_back(s->slot);
+  if (s->slot.valid()) GiveSlot(s->slot);
   s->slot = SlotId();
   Remove(&leaving_, s);
   if (s->state == SeqState::kRetracting) {
@@ -244,6 +245,18 @@ void Scheduler::LetGo(Sequence* s) {
 
 void Scheduler::DropGroupIfDone(RequestGroup* group) {
   if (group->unfinished == 0 && group->sequences.empty()) groups_.erase(group->arrival);
+}
+
+SlotId Scheduler::TakeSlot() {
+  std::pop_heap(free_slots_.begin(), free_slots_.end(), std::greater<>());
+  const SlotId slot = free_slots_.back();
+  free_slots_.pop_back();
+  return slot;
+}
+
+void Scheduler::GiveSlot(SlotId slot) {
+  free_slots_.push_back(slot);
+  std::push_heap(free_slots_.begin(), free_slots_.end(), std::greater<>());
 }
 
 void Scheduler::Unref(Sequence* s) {

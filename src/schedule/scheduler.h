@@ -54,6 +54,11 @@ struct SchedulerCounters {
   int64_t steps = 0, prefill_rows = 0, decode_rows = 0, dropped_tokens = 0;
 };
 
+// Rows of the largest step, and slots that the executor must have: sequences that end hold theirs until the
+// steps in flight have passed.
+int64_t MaxStepRows(const SchedulerOptions& options);
+inline int32_t NumSlots(const SchedulerOptions& options) { return int32_t(2 * options.max_running); }
+
 class Scheduler {
  public:
   Scheduler(const SchedulerOptions& options, KvCache* cache);
@@ -61,10 +66,7 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // Slots that the executor must have: sequences that end hold theirs until the steps in flight have passed.
-  int32_t num_slots() const { return int32_t(2 * options_.max_running); }
-  // Rows of the largest step.
-  int64_t max_rows() const;
+  int32_t num_slots() const { return NumSlots(options_); }
 
   // Why a request can never run; Ok otherwise.
   Status Check(const Request& request) const;
@@ -156,6 +158,8 @@ class Scheduler {
   // Gives back what a leaving or retracting sequence holds once in_flight is 0.
   void LetGo(Sequence* s);
   void DropGroupIfDone(RequestGroup* group);
+  SlotId TakeSlot();  // the lowest free one
+  void GiveSlot(SlotId slot);
   void Unref(Sequence* s);
   void Settle(Sequence* s);
 
@@ -166,10 +170,10 @@ class Scheduler {
   std::unordered_map<int64_t, std::unique_ptr<RequestGroup>> groups_;  // by arrival
   std::unordered_multimap<std::string, RequestGroup*> by_rid_;
   std::unordered_map<Sequence*, std::unique_ptr<Sequence>> sequences_;
-  std::vector<Sequence*> waiting_;  // in order of Before
-  std::vector<Sequence*> running_;  // in order of Before: running and forking
-  std::vector<Sequence*> leaving_;  // leaving and retracting
-  std::vector<SlotId> free_slots_;
+  std::vector<Sequence*> waiting_;     // in order of Before
+  std::vector<Sequence*> running_;     // in order of Before: running and forking
+  std::vector<Sequence*> leaving_;     // leaving and retracting
+  std::vector<SlotId> free_slots_;     // a heap, lowest first
   std::vector<ForkCopy> fork_copies_;  // ride on the next batch
   std::deque<Step> steps_;             // planned, not committed
   std::vector<Step> spare_steps_;

@@ -83,11 +83,8 @@ void Scheduler::CommitPart(const Part& part, const StepResult& result) {
   Sequence* s = part.seq;
   s->pending -= part.sample >= 0 ? 1 : 0;
   Status failed;
-  if (std::find(result.failed_slots.begin(), result.failed_slots.end(), s->slot) !=
-      result.failed_slots.end()) {
-    failed = Internal(
-        "a hidden state of the request holds a NaN or an infinity; the request was ended and its cache rows "
-        "were dropped");
+  for (const FailedSlot& f : result.failed_slots) {
+    if (f.slot == s->slot) failed = f.status;
   }
   for (int32_t i = 0; i < part.score_count && failed.ok(); ++i) {
     failed = result.samples[size_t(part.score_begin + i)].status;

@@ -178,8 +178,7 @@ void Scheduler::AppendForks(Sequence* s, const SampleRow& row, ForwardBatch* bat
       Insert(&waiting_, fork);
       continue;
     }
-    fork->slot = free_slots_.back();
-    free_slots_.pop_back();
+    fork->slot = TakeSlot();
     fork->state = SeqState::kForking;
     fork->pending = 1;
     fork->in_flight = 1;
@@ -382,8 +381,7 @@ void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budge
     }
     s->state = SeqState::kRunning;
     s->planned = s->computed = s->committed = int32_t(s->kv.computed);
-    s->slot = free_slots_.back();
-    free_slots_.pop_back();
+    s->slot = TakeSlot();
     Insert(&running_, s);
     InitSlot(s, batch);
     const int64_t rows = RowsThisStep(*s, *budget, true);

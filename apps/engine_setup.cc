@@ -1,0 +1,184 @@
+#include "engine_setup.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "cache/kv_cache.h"
+#include "engine/threaded_engine.h"
+#include "exec/model_runner.h"
+#include "kv/device_pool.h"
+#include "kv/host_pool.h"
+#include "storage/open_storage.h"
+
+namespace sluice {
+namespace {
+
+constexpr int64_t kLogitsRows = 64;  // rows of one pass through the head: bounds the logits buffer
+
+StatusOr<EvictionPolicy> ParseEviction(const std::string& name) {
+  if (name == "lru") return EvictionPolicy::kLru;
+  if (name == "lfu") return EvictionPolicy::kLfu;
+  if (name == "fifo") return EvictionPolicy::kFifo;
+  if (name == "mru") return EvictionPolicy::kMru;
+  if (name == "priority") return EvictionPolicy::kPriority;
+  return Invalid("--radix-eviction-policy {}: use lru, lfu, fifo, mru or priority", name);
+}
+
+StatusOr<WritePolicy> ParseWritePolicy(const std::string& name) {
+  if (name == "write_through") return WritePolicy::kWriteThrough;
+  if (name == "write_through_selective") return WritePolicy::kWriteThroughSelective;
+  if (name == "write_back") return WritePolicy::kWriteBack;
+  return Invalid("--hicache-write-policy {}: use write_through, write_through_selective or write_back", name);
+}
+
+StatusOr<PrefetchPolicy> ParsePrefetch(const std::string& name) {
+  if (name == "best_effort") return PrefetchPolicy::kBestEffort;
+  if (name == "wait_complete") return PrefetchPolicy::kWaitComplete;
+  if (name == "timeout") return PrefetchPolicy::kTimeout;
+  return Invalid("--hicache-storage-prefetch-policy {}: use best_effort, wait_complete or timeout", name);
+}
+
+std::string DefaultStorageFolder() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/') {
+    return std::string(cache) + "/sluice/kv";
+  }
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') {
+    return std::string(home) + "/.cache/sluice/kv";
+  }
+  return "/var/tmp/sluice/kv";
+}
+
+bool HasStorage(const ServerConfig& config) {
+  return !config.hicache_storage_backend.empty() && config.hicache_storage_backend != "none";
+}
+
+// What the cache and the runner point to; destroyed after them, in reverse order of the members.
+struct Foundation {
+  std::shared_ptr<LoadedModel> model;
+  std::unique_ptr<DevicePool> device;
+  std::unique_ptr<HostPool> host;
+  std::unique_ptr<StorageBackend> storage;
+};
+
+SchedulerOptions SchedulerOptionsFor(const ServerConfig& config, const LoadedModel& model) {
+  SchedulerOptions o;
+  o.max_running = config.max_running_requests;
+  o.chunk_tokens = config.chunked_prefill_size;
+  o.max_prefill_tokens = config.max_prefill_tokens;
+  o.context_length = model.context_length;
+  o.policy = config.schedule_policy == "lpm" ? SchedulePolicy::kLongestPrefix : SchedulePolicy::kFcfs;
+  o.use_priority = config.enable_priority_scheduling;
+  o.conservativeness = config.schedule_conservativeness;
+  o.eos_token_ids = model.config.eos_token_ids;
+  return o;
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& config,
+                                                       std::shared_ptr<LoadedModel> model,
+                                                       const Clock* clock) {
+  auto stack = std::make_unique<EngineStack>();
+  stack->model = model;
+  ASSIGN_OR_RETURN(const KvLayoutOptions layout_options, KvOptionsFor(config, *model));
+  ASSIGN_OR_RETURN(stack->layout, KvLayout::Make(model->config, layout_options));
+
+  ThreadedEngineOptions options;
+  options.loop.scheduler = SchedulerOptionsFor(config, *model);
+  options.loop.depth = int32_t(config.step_depth);
+  options.max_queued = config.max_queued_requests;
+  options.status_interval_s = config.decode_log_interval_s;
+
+  const int32_t ranks = int32_t(config.tp_size);
+  const int64_t max_rows = MaxStepRows(options.loop.scheduler);
+  RankGroupOptions group;
+  group.ranks = ranks;
+  group.cores = AvailableCores();
+  group.threads_per_rank = std::max(1, model->threads / ranks);
+  // A rank computes its share of the prefill rows, padded, and at worst every decode row.
+  const int64_t running = config.max_running_requests;
+  group.limits.max_rows = ranks == 1 ? max_rows : CeilDiv(max_rows - running, ranks) + 3 * running + ranks;
+  group.limits.max_seqs = running;
+  group.limits.max_logits_rows = std::min(group.limits.max_rows, kLogitsRows);
+  group.limits.max_context = model->context_length;
+  ops::Limits backend_limits;
+  backend_limits.max_rows = group.limits.max_rows;
+  backend_limits.max_context = group.limits.max_context;
+  backend_limits.max_index_heads = model->config.index.num_heads;
+  RETURN_IF_ERROR(model->backend->Plan(backend_limits));
+  int64_t working_bytes = 0;  // the pools are planned before the ranks exist: measure one rank's buffers
+  {
+    ASSIGN_OR_RETURN(const auto probe, ModelBuffers::Make(model->config, *model->backend, group.limits));
+    working_bytes = probe->bytes() * ranks;
+  }
+
+  MemoryInputs memory;
+  memory.free_bytes = model->free_bytes_before;
+  memory.fraction = config.mem_fraction_static;
+  memory.weight_bytes = model->model->packed_bytes();
+  memory.staging_bytes = working_bytes;
+  memory.lanes = ranks;
+  memory.page_bytes = stack->layout.page_bytes();
+  memory.max_total_tokens = config.max_total_tokens;
+  memory.max_running = config.max_running_requests;
+  memory.context_length = model->context_length;
+  memory.host_tier = config.enable_hierarchical_cache;
+  memory.host_ratio = config.hicache_ratio;
+  memory.host_gb_per_rank = config.hicache_size_gb;
+  ASSIGN_OR_RETURN(stack->memory, PlanMemory(memory));
+  stack->notices.push_back(stack->memory.ToString());
+
+  auto foundation = std::make_shared<Foundation>();
+  foundation->model = model;
+  ASSIGN_OR_RETURN(foundation->device, DevicePool::Make(stack->layout, stack->memory.lanes,
+                                                        stack->memory.device_pages_per_lane + 1));
+  CacheOptions cache;
+  cache.lanes = stack->memory.lanes;
+  cache.pages_per_lane = stack->memory.device_pages_per_lane;
+  cache.host_pages_per_lane = stack->memory.host_pages_per_lane;
+  cache.enable_radix = !config.disable_radix_cache;
+  ASSIGN_OR_RETURN(cache.eviction, ParseEviction(config.radix_eviction_policy));
+  ASSIGN_OR_RETURN(cache.write_policy, ParseWritePolicy(config.hicache_write_policy));
+  ASSIGN_OR_RETURN(cache.prefetch, ParsePrefetch(config.hicache_storage_prefetch_policy));
+#ifndef NDEBUG
+  cache.poison_on_free = true;
+  cache.poison_pool = foundation->device.get();
+#endif
+  if (config.enable_hierarchical_cache) {
+    ASSIGN_OR_RETURN(const HostLayout order, ParseHostLayout(config.hicache_mem_layout));
+    RETURN_IF_ERROR(CheckHostLayout(order, config.hicache_io_backend));
+    ASSIGN_OR_RETURN(foundation->host, HostPool::Make(stack->layout, order, stack->memory.lanes,
+                                                      stack->memory.host_pages_per_lane));
+  }
+  if (HasStorage(config)) {
+    StorageFormat format;
+    format.content_fingerprint = stack->layout.content_fingerprint();
+    for (const KvPiece& piece : stack->layout.pieces()) format.piece_bytes.push_back(uint32_t(piece.bytes));
+    ASSIGN_OR_RETURN(foundation->storage,
+                     OpenStorage(config.hicache_storage_backend, config.hicache_storage_extra_config,
+                                 DefaultStorageFolder(), format, clock));
+    stack->notices.push_back("storage: " + foundation->storage->Describe());
+  }
+
+  ModelRunnerOptions runner;
+  runner.num_slots = NumSlots(options.loop.scheduler);
+  runner.max_rows = max_rows;
+  runner.max_logits_rows = group.limits.max_logits_rows;
+  runner.dequant_only_topk = config.nsa_dequant_only_topk;
+  runner.dequant_verify = config.nsa_dequant_verify;
+  EngineParts parts;
+  parts.cache = MakeKvCache(cache, stack->layout, foundation->host.get(), foundation->storage.get());
+  ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> rank_group,
+                   RankGroup::Make(*model->model, *model->backend, *foundation->device, group));
+  auto model_runner = std::make_unique<ModelRunner>(*model->model, std::move(rank_group), *foundation->device,
+                                                    foundation->host.get(), runner);
+  stack->times = &model_runner->times();
+  stack->ranks = &model_runner->ranks();
+  parts.runner = std::move(model_runner);
+  parts.keep_alive = foundation;
+  stack->engine = MakeThreadedEngine(options, std::move(parts), clock);
+  return stack;
+}
+
+}  // namespace sluice

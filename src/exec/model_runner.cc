@@ -1,0 +1,162 @@
+#include "exec/model_runner.h"
+
+#include <chrono>
+#include <cstring>
+
+#include "base/check.h"
+#include "sampling/row_math.h"
+
+namespace sluice {
+namespace {
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Adds the life of a scope to a counter.
+class Timed {
+ public:
+  explicit Timed(std::atomic<int64_t>* total) : total_(total), start_(NowNs()) {}
+  ~Timed() { total_->fetch_add(NowNs() - start_, std::memory_order_relaxed); }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  std::atomic<int64_t>* const total_;
+  const int64_t start_;
+};
+
+}  // namespace
+
+ModelRunner::ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, const DevicePool& device,
+                         const HostPool* host, const ModelRunnerOptions& options)
+    : model_(model),
+      ranks_(std::move(ranks)),
+      max_logits_rows_(size_t(options.max_logits_rows)),
+      device_(device),
+      copies_(host != nullptr ? std::make_unique<CopyWorker>(device, *host) : nullptr),
+      sampler_(int32_t(model.config().vocab_size), options.num_slots) {
+  forward_.hooks = this;
+  forward_.dequant_only_topk = options.dequant_only_topk;
+  forward_.dequant_verify = options.dequant_verify;
+  tokens_.resize(size_t(options.max_rows));
+  logits_rows_.reserve(max_logits_rows_);
+}
+
+ModelRunner::~ModelRunner() = default;
+
+void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
+  const Timed timed(&times_.total);
+  SLUICE_CHECK(copies_ != nullptr || (batch.loads.empty() && batch.backups.empty()),
+               "copies without a host tier");
+  if (copies_ != nullptr) copies_->Start(batch.loads, batch.backups);
+  result->status = Compute(batch, result);
+  if (copies_ != nullptr) {
+    copies_->Finish();
+    for (const CopyPlan& plan : batch.loads) result->copies_done.push_back(plan.id);
+    for (const CopyPlan& plan : batch.backups) result->copies_done.push_back(plan.id);
+  }
+  times_.steps.fetch_add(1, std::memory_order_relaxed);
+  times_.rows.fetch_add(batch.rows(), std::memory_order_relaxed);
+}
+
+Status ModelRunner::Compute(const ForwardBatch& batch, StepResult* result) {
+  for (const SlotInit& init : batch.slot_inits) sampler_.InitSlot(init);
+  for (const PageCopy& copy : batch.page_copies) CopyPage(copy);
+  if (batch.rows() == 0) return OkStatus();
+  if (batch.rows() > int32_t(tokens_.size())) {
+    return Internal("step of {} rows, planned for {}", batch.rows(), tokens_.size());
+  }
+  ResolveTokens(batch);
+  {
+    const Timed timed(&times_.forward);
+    RETURN_IF_ERROR(ranks_->Forward(batch, {tokens_.data(), size_t(batch.rows())}, forward_));
+  }
+  CheckRows(batch, result);
+  SampleRows(batch, result);
+  return OkStatus();
+}
+
+void ModelRunner::CopyPage(const PageCopy& copy) {
+  for (const KvPiece& piece : device_.layout().pieces()) {
+    std::memcpy(device_.Piece(piece, copy.to), device_.Piece(piece, copy.from), size_t(piece.bytes));
+  }
+}
+
+void ModelRunner::ResolveTokens(const ForwardBatch& batch) {
+  for (int32_t r = 0; r < batch.rows(); ++r) {
+    const int32_t token = batch.tokens[size_t(r)];
+    // A slot without a token belongs to a sequence that has just failed; its row is computed for nothing.
+    tokens_[size_t(r)] = token >= 0 ? token : std::max(0, sampler_.LastToken(SlotId(-1 - token)));
+  }
+}
+
+// A NaN or infinity in any row ends that sequence now, before its pages enter the cache.
+void ModelRunner::CheckRows(const ForwardBatch& batch, StepResult* result) {
+  const int64_t hidden = model_.config().hidden;
+  for (const BatchSeq& seq : batch.seqs) {
+    const int32_t failed = forward_.verify_failed_row;
+    if (forward_.dequant_verify && failed >= seq.row_begin && failed < seq.row_begin + seq.num_rows) {
+      result->failed_slots.push_back(
+          {seq.slot,
+           Internal(
+               "--nsa-dequant-verify: layer {}, position {}: the row dequantised by itself differs from the "
+               "full dequantisation",
+               forward_.verify_failed_layer.value, seq.start + failed - seq.row_begin)});
+      continue;
+    }
+    bool finite = true;
+    for (int32_t r = 0; r < seq.num_rows && finite; ++r)
+      finite = AllFinite(ranks_->Hidden(seq.row_begin + r), hidden);
+    if (!finite) {
+      result->failed_slots.push_back(
+          {seq.slot, Internal("a hidden state of the request holds a NaN or an infinity; the "
+                              "request was ended and its cache rows were dropped")});
+    }
+  }
+}
+
+void ModelRunner::SampleRows(const ForwardBatch& batch, StepResult* result) {
+  const size_t n = batch.samples.size();
+  result->samples.resize(n);
+  const int64_t vocab = model_.config().vocab_size;
+  size_t first = 0;
+  while (first < n) {
+    // Neighbouring samples of one row (the choices of a request) share its logits.
+    logits_rows_.clear();
+    size_t end = first;
+    while (end < n) {
+      const int32_t row = batch.samples[end].row;
+      if (logits_rows_.empty() || logits_rows_.back() != row) {
+        if (logits_rows_.size() == max_logits_rows_) break;
+        logits_rows_.push_back(row);
+      }
+      ++end;
+    }
+    const float* logits = nullptr;
+    {
+      const Timed timed(&times_.logits);
+      logits = ranks_->Logits(logits_rows_);
+    }
+    const Timed timed(&times_.sampling);
+    size_t at = 0;
+    for (size_t i = first; i < end; ++i) {
+      if (logits_rows_[at] != batch.samples[i].row) ++at;
+      sampler_.Sample(batch.samples[i], logits + int64_t(at) * vocab, &result->samples[i]);
+    }
+    first = end;
+  }
+}
+
+void ModelRunner::WaitReadable(LogicalLayer layer) {
+  if (copies_ != nullptr) copies_->WaitLoaded(layer);
+}
+
+void ModelRunner::LayerFinal([[maybe_unused]] LogicalLayer layer) {
+  SLUICE_DCHECK(copies_ == nullptr || copies_->Loaded(layer),
+                "layer {} was read before its pages had arrived", layer.value);
+}
+
+}  // namespace sluice

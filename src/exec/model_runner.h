@@ -1,0 +1,68 @@
+// A step on a real model: slots, page copies, loads and backups, forward, logits, sampling.
+//
+// Owns the ranks with their working buffers, the per-slot sampling state and the copy thread. Used by one
+// executor. Steady state allocates nothing beyond what the result lists need.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "exec/copy_worker.h"
+#include "exec/executor.h"
+#include "exec/rank_group.h"
+#include "kv/device_pool.h"
+#include "kv/host_pool.h"
+#include "model/model.h"
+#include "ops/backend.h"
+#include "sampling/sampler.h"
+
+namespace sluice {
+
+struct ModelRunnerOptions {
+  int32_t num_slots = 0;
+  int64_t max_rows = 0;  // of one step, over all ranks
+  int64_t max_logits_rows = 0;
+  bool dequant_only_topk = true;
+  bool dequant_verify = false;
+};
+
+// Where the time of all steps went, in nanoseconds; readable from any thread.
+struct RunnerTimes {
+  std::atomic<int64_t> steps{0}, rows{0}, forward{0}, logits{0}, sampling{0}, total{0};
+};
+
+class ModelRunner final : public StepRunner, private LayerHooks {
+ public:
+  // model, device and host (may be null: no host tier) outlive the runner.
+  ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, const DevicePool& device,
+              const HostPool* host, const ModelRunnerOptions& options);
+  ~ModelRunner() override;
+
+  void Run(const ForwardBatch& batch, StepResult* result) override;
+  const RunnerTimes& times() const { return times_; }
+  const RankGroup& ranks() const { return *ranks_; }
+
+ private:
+  Status Compute(const ForwardBatch& batch, StepResult* result);
+  void CopyPage(const PageCopy& copy);
+  void ResolveTokens(const ForwardBatch& batch);
+  void CheckRows(const ForwardBatch& batch, StepResult* result);
+  void SampleRows(const ForwardBatch& batch, StepResult* result);
+  void WaitReadable(LogicalLayer layer) override;
+  void LayerFinal(LogicalLayer layer) override;
+
+  const Model& model_;
+  const std::unique_ptr<RankGroup> ranks_;
+  const size_t max_logits_rows_;
+  const DevicePool& device_;
+  std::unique_ptr<CopyWorker> copies_;  // null without a host tier
+  Sampler sampler_;
+  ForwardOptions forward_;
+  std::vector<int32_t> tokens_;       // [max_rows] ids of the step's rows
+  std::vector<int32_t> logits_rows_;  // rows of one Logits call
+  RunnerTimes times_;
+};
+
+}  // namespace sluice
