@@ -20,8 +20,10 @@ struct LaunchLine {
 };
 
 constexpr char kTp[] =
-    "--tp-size 8 is not possible: this version runs one rank; use --tp-size 1; more cores are used by "
-    "--threads";
+    "--tp-size 8 is not possible: heads and vocabulary are not split over ranks; ranks share a request's "
+    "context "
+    "and its cache; set --attn-cp-size to the same number, or --tp-size 1 and --threads for more "
+    "cores";
 constexpr char kDp[] =
     "--dp-size 8 is refused: one server is one replica; start several and balance between them";
 constexpr char kDpAttention[] =
@@ -36,8 +38,10 @@ const LaunchLine kLines[] = {
      "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 "
      "--mem-fraction-static 0.85 "
      "--served-model-name glm-5",
-     "--tp-size 8 is not possible: this version runs one rank; use --tp-size 1; more cores are used by "
-     "--threads\n"
+     "--tp-size 8 is not possible: heads and vocabulary are not split over ranks; ranks share a request's "
+     "context "
+     "and its cache; set --attn-cp-size to the same number, or --tp-size 1 and --threads for more "
+     "cores\n"
      "--speculative-algorithm EAGLE is not possible: this version decodes one token a step; leave the "
      "--speculative-... "
      "flags out; the answers are the same",

@@ -64,27 +64,31 @@ std::string IfAbove(const char* flag, int64_t value, int64_t limit) {
 void AddParallelRows(std::vector<LegalityRow>* rows) {
   rows->push_back({
       .id = "tp-size",
-      .combination = "--tp-size above 1",
-      .reason = "this version runs one rank",
-      .remedy = "use --tp-size 1; more cores are used by --threads",
-      .violation = [](Config c, Model) { return IfAbove("--tp-size", c.tp_size, 1); },
+      .combination = "--tp-size above 1 that is not --attn-cp-size",
+      .reason =
+          "heads and vocabulary are not split over ranks; ranks share a request's context and its cache",
+      .remedy = "set --attn-cp-size to the same number, or --tp-size 1 and --threads for more cores",
+      .violation =
+          [](Config c, Model) {
+            return c.tp_size == c.attn_cp_size ? "" : IfAbove("--tp-size", c.tp_size, 1);
+          },
       .illegal_example = "--tp 8",
-      .legal_example = "--tp 1",
+      .legal_example = "--tp 4 --attn-cp-size 4",
   });
   rows->push_back({
       .id = "attn-cp-size",
-      .combination = "--attn-cp-size above 1",
-      .reason = "this version runs one rank",
-      .remedy = "use --attn-cp-size 1",
-      .violation = [](Config c, Model) { return IfAbove("--attn-cp-size", c.attn_cp_size, 1); },
-      .illegal_example = "--attn-cp-size 2",
-      .legal_example = "--attn-cp-size 1",
+      .combination = "--attn-cp-size above 16",
+      .reason = "ranks are threads of one process",
+      .remedy = "use at most 16; start several servers and balance between them",
+      .violation = [](Config c, Model) { return IfAbove("--attn-cp-size", c.attn_cp_size, 16); },
+      .illegal_example = "--attn-cp-size 17",
+      .legal_example = "--attn-cp-size 8",
   });
   rows->push_back({
       .id = "ep-size",
       .combination = "--ep-size above 1",
-      .reason = "this version runs one rank",
-      .remedy = "use --ep-size 1",
+      .reason = "experts are not spread over ranks yet; every rank computes the experts of its own tokens",
+      .remedy = "use --ep-size 1; the answers are the same",
       .violation = [](Config c, Model) { return IfAbove("--ep-size", c.ep_size, 1); },
       .illegal_example = "--ep 8",
       .legal_example = "--ep 1",
