@@ -45,6 +45,7 @@ class Recorder final : public OutputChannel {
     ended_ += event.finish != FinishReason::kNone;
   }
 
+  int32_t n() const { return int32_t(choices_.size()); }
   bool done() const {
     std::lock_guard lock(mutex_);
     return ended_ == int(choices_.size());

@@ -1,0 +1,132 @@
+// A checkpoint behind the real scheduler, cache and runner, stepped in the test's thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/cpu/cpu_backend.h"
+#include "cache/kv_cache.h"
+#include "engine/step_loop.h"
+#include "exec/model_runner.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "recorder.h"
+#include "weights/checkpoint.h"
+
+namespace sluice {
+
+struct RunShape {
+  int64_t chunk = 256, max_running = 8, pages = 512, host_pages = 0;
+  int32_t depth = 1;
+  int threads = 1;
+  DType kv = DType::kBF16;
+  bool radix = false;
+  bool dequant_verify = false;
+};
+
+struct RunAnswer {
+  std::vector<int32_t> tokens;
+  uint64_t hash = 0;
+  CachedTokens cached;
+  Status error;
+  bool operator==(const RunAnswer& o) const { return tokens == o.tokens && hash == o.hash; }
+};
+
+class ModelWorld {
+ public:
+  ModelWorld(const std::string& folder, DType act) {
+    auto config = LoadModelConfig(folder);
+    EXPECT_TRUE(config.ok()) << config.status();
+    config_ = *config;
+    backend_ = cpu::MakeCpuBackend({act, "auto"}).value();
+    auto model = Model::Load(config_, Checkpoint::Open(folder).value(), *backend_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    model_ = std::move(*model);
+  }
+
+  const ModelConfig& config() const { return config_; }
+
+  // Everything is submitted at once (or, with `turns`, one after another so that later ones find earlier ones
+  // cached).
+  std::vector<RunAnswer> Answer(const std::vector<Request>& requests, const RunShape& shape,
+                                bool turns = false) {
+    KvLayoutOptions layout_options;
+    layout_options.latent_dtype = layout_options.index_dtype = shape.kv;
+    const KvLayout layout = KvLayout::Make(config_, layout_options).value();
+    const auto device = DevicePool::Make(layout, 1, shape.pages + 1).value();
+    std::unique_ptr<HostPool> host;
+    if (shape.host_pages > 0)
+      host = HostPool::Make(layout, HostLayout::kLayerFirst, 1, shape.host_pages).value();
+
+    StepLoopOptions options;
+    options.depth = shape.depth;
+    options.scheduler.max_running = shape.max_running;
+    options.scheduler.chunk_tokens = shape.chunk;
+    options.scheduler.context_length = std::min<int64_t>(config_.max_positions, 8192);
+    options.scheduler.eos_token_ids = config_.eos_token_ids;
+    RankGroupOptions group;
+    group.threads_per_rank = group.cores = shape.threads;
+    group.limits = {MaxStepRows(options.scheduler), shape.max_running, 16, options.scheduler.context_length};
+    EXPECT_TRUE(
+        backend_->Plan({group.limits.max_rows, group.limits.max_context, config_.index.num_heads}).ok());
+    ModelRunnerOptions runner_options;
+    runner_options.num_slots = NumSlots(options.scheduler);
+    runner_options.max_rows = group.limits.max_rows;
+    runner_options.max_logits_rows = 16;
+    runner_options.dequant_verify = shape.dequant_verify;
+    ModelRunner runner(*model_, RankGroup::Make(*model_, *backend_, *device, group).value(), *device,
+                       host.get(), runner_options);
+    InlineExecutor executor(&runner);
+    CacheOptions cache;
+    cache.pages_per_lane = shape.pages;
+    cache.host_pages_per_lane = shape.host_pages;
+    cache.enable_radix = shape.radix;
+    cache.poison_on_free = true;
+    cache.poison_pool = device.get();
+    VirtualClock clock;
+    StepLoop loop(options, MakeKvCache(cache, layout, host.get(), nullptr), &executor, &clock);
+    std::vector<std::shared_ptr<Recorder>> outs;
+    const auto finish = [&] {
+      for (int64_t i = 0; i < 100000 && !loop.Idle(); ++i) {
+        clock.Advance(1000000);
+        loop.StepOnce();
+      }
+      EXPECT_TRUE(loop.Idle());
+      EXPECT_THAT(loop.Audit(), ::testing::IsEmpty());
+    };
+    for (Request r : requests) {
+      outs.push_back(std::make_shared<Recorder>(r.sampling.n));
+      r.output = outs.back();
+      r.id = NextRequestId();
+      r.sampling.hash_logits = true;
+      EXPECT_TRUE(loop.Check(r).ok()) << loop.Check(r);
+      loop.Enqueue(std::move(r));
+      if (turns) finish();
+      if (turns && shape.host_pages > 0) {  // the device tier is emptied between turns
+        for (int i = 0; i < 100 && !loop.DropDeviceCache(); ++i) finish(), loop.StepOnce();
+      }
+    }
+    finish();
+    retractions = loop.scheduler().counters().retractions;
+    loaded_pages = loop.cache().Stats().load_pages;
+    std::vector<RunAnswer> answers;
+    for (const auto& out : outs) {
+      EXPECT_THAT(out->violations(), ::testing::IsEmpty());
+      for (int32_t c = 0; out->done() && c < out->n(); ++c) {
+        const Recorder::Choice choice = out->choice(c);
+        answers.push_back({choice.tokens, choice.logits_hash, choice.cached, choice.error});
+      }
+    }
+    return answers;
+  }
+
+  int64_t retractions = 0, loaded_pages = 0;  // of the last Answer
+
+ private:
+  ModelConfig config_;
+  std::unique_ptr<ops::Backend> backend_;
+  std::unique_ptr<Model> model_;
+};
+
+}  // namespace sluice
