@@ -90,7 +90,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   options.max_queued = config.max_queued_requests;
   options.status_interval_s = config.decode_log_interval_s;
 
-  const int32_t ranks = int32_t(config.tp_size);
+  const int32_t ranks = int32_t(std::max(config.tp_size, config.attn_cp_size));
   const int64_t max_rows = MaxStepRows(options.loop.scheduler);
   RankGroupOptions group;
   group.ranks = ranks;
