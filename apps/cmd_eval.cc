@@ -14,6 +14,7 @@
 #include "engine_setup.h"
 #include "eval/dataset.h"
 #include "eval/engine_target.h"
+#include "eval/http_target.h"
 #include "eval/report.h"
 #include "eval/runner.h"
 #include "eval_golden.h"
@@ -30,7 +31,8 @@ constexpr char kHelp[] = R"(sluice eval: accuracy of a model, and equality of it
   sluice eval MODEL --dataset F [options] [engine flags of sluice serve]
   sluice eval MODEL --golden DIR [--json F] [engine flags]
 
-MODEL is a model folder, or "bundled".
+MODEL is a model folder, or "bundled"; or the URL of a running server (--api-key K when it wants one), which
+supports the passes cold and warm.
   --dataset F         .jsonl or .jsonl.gz: chat sessions (id, bucket, kinds, messages, sure, reference_ok), or
                       GSM8K-style lines (question, answer ending in "#### number")
   --golden DIR        compare logits, greedy tokens and top-k sets with stored ones instead
@@ -194,8 +196,7 @@ Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
   return out;
 }
 
-StatusOr<int> RunSessions(const EvalFlags& flags, const ServerConfig& config, const eval::Dataset& dataset,
-                          eval::Target* target) {
+StatusOr<int> RunSessions(const EvalFlags& flags, const eval::Dataset& dataset, eval::Target* target) {
   eval::RunOptions options;
   ASSIGN_OR_RETURN(options.passes, eval::ParsePasses(flags.passes));
   options.concurrency = int(flags.concurrency);
@@ -227,7 +228,6 @@ StatusOr<int> RunSessions(const EvalFlags& flags, const ServerConfig& config, co
   document["engine"] = target->Describe();
   if (flags.json) RETURN_IF_ERROR(WriteFile(*flags.json, document.dump(2) + "\n"));
   if (flags.json != "-") std::fputs(eval::PassTable(passes).c_str(), stdout);
-  (void)config;
   return int(kExitOk);
 }
 
@@ -269,7 +269,32 @@ StatusOr<int> RunQuestions(const EvalFlags& flags, const eval::Dataset& dataset,
   return int(kExitOk);
 }
 
+bool IsUrl(const std::string& model) { return model.starts_with("http://") || model.starts_with("https://"); }
+
+StatusOr<int> RunDataset(const EvalFlags& flags, const eval::Dataset& dataset, eval::Target* target) {
+  return dataset.kind == eval::DatasetKind::kProblems ? RunQuestions(flags, dataset, target)
+                                                      : RunSessions(flags, dataset, target);
+}
+
+StatusOr<int> RunAgainstServer(const EvalFlags& flags) {
+  if (flags.golden)
+    return Invalid("--golden needs the model in this process; give a model folder instead of a URL");
+  ASSIGN_OR_RETURN(const std::vector<eval::PassKind> passes, eval::ParsePasses(flags.passes));
+  for (const eval::PassKind kind : passes) {
+    if (kind == eval::PassKind::kL2 || kind == eval::PassKind::kL3) {
+      return Invalid("--passes {}: a server supports cold and warm; give a model folder for l2 and l3",
+                     flags.passes);
+    }
+  }
+  ASSIGN_OR_RETURN(const ServerConfig config, ParseServerFlags(flags.engine));
+  ASSIGN_OR_RETURN(const eval::Dataset dataset, eval::ReadDataset(*flags.dataset, flags.limit));
+  ASSIGN_OR_RETURN(const std::unique_ptr<eval::Target> target,
+                   eval::MakeHttpTarget(flags.model, config.api_key));
+  return RunDataset(flags, dataset, target.get());
+}
+
 StatusOr<int> Run(const EvalFlags& flags) {
+  if (IsUrl(flags.model)) return RunAgainstServer(flags);
   std::vector<std::string> engine_flags = flags.engine;
   if (flags.model != "bundled") {
     engine_flags.push_back("--model-path");
@@ -279,6 +304,18 @@ StatusOr<int> Run(const EvalFlags& flags) {
   if (flags.golden) return RunGolden(config, *flags.golden, flags.json.value_or(""));
   ASSIGN_OR_RETURN(const eval::Dataset dataset, eval::ReadDataset(*flags.dataset, flags.limit));
 
+  const bool storage = !config.hicache_storage_backend.empty() && config.hicache_storage_backend != "none";
+  ASSIGN_OR_RETURN(const std::vector<eval::PassKind> passes, eval::ParsePasses(flags.passes));
+  for (const eval::PassKind kind : passes) {
+    if (kind == eval::PassKind::kL2 && !config.enable_hierarchical_cache) {
+      return Invalid("--passes {}: l2 needs the host tier; add --enable-hierarchical-cache", flags.passes);
+    }
+    if (kind == eval::PassKind::kL3 && !storage) {
+      return Invalid(
+          "--passes {}: l3 needs storage; add --enable-hierarchical-cache --hicache-storage-backend file",
+          flags.passes);
+    }
+  }
   config.decode_log_interval_s = 0;  // the report is the output
   PrivateFolder folder;
   if (config.hicache_storage_backend == "file" && config.hicache_storage_extra_config.empty()) {
@@ -310,10 +347,9 @@ StatusOr<int> Run(const EvalFlags& flags) {
     return stack == nullptr ? Json::object() : DescribeEngine(config, *stack);
   };
   options.host_tier = config.enable_hierarchical_cache;
-  options.storage_tier = !config.hicache_storage_backend.empty() && config.hicache_storage_backend != "none";
+  options.storage_tier = storage;
   ASSIGN_OR_RETURN(const std::unique_ptr<eval::Target> target, eval::MakeEngineTarget(std::move(options)));
-  return dataset.kind == eval::DatasetKind::kProblems ? RunQuestions(flags, dataset, target.get())
-                                                      : RunSessions(flags, config, dataset, target.get());
+  return RunDataset(flags, dataset, target.get());
 }
 
 }  // namespace

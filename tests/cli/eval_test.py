@@ -1,0 +1,130 @@
+"""sluice eval as users and tools call it: JSON keys, passes, output files, question-and-answer files, exit codes."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SLUICE = sys.argv[1]
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+DATA = os.path.join(ROOT, "tests", "data")
+SESSIONS = os.path.join(DATA, "eval", "ledger_qa.jsonl")
+
+
+def run(*args):
+    p = subprocess.run([SLUICE, "eval", *args], capture_output=True, text=True, timeout=600)
+    return p.returncode, p.stdout, p.stderr
+
+
+def load(path):
+    with open(path) as f:
+        return json.load(f)
+
+
+class EvalTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def test_all_passes_give_the_bits_of_the_cold_one(self):
+        for kv in ("bf16", "fp8_e4m3"):
+            code, out, err = run("bundled", "--dataset", SESSIONS, "--limit", "2", "--passes", "cold,warm,l2,l3",
+                                 "--enable-hierarchical-cache", "--hicache-storage-backend", "file",
+                                 "--hicache-storage-prefetch-policy", "wait_complete", "--kv-cache-dtype", kv,
+                                 "--json", self.path("r.json"), "--outputs", self.path("o.jsonl"))
+            self.assertEqual(code, 0, err)
+            self.assertIn("cold", out)
+            report = load(self.path("r.json"))
+            passes = {p["name"]: p for p in report["passes"]}
+            self.assertEqual(list(passes), ["cold", "warm", "l2", "l3"])
+            for p in passes.values():
+                for key in ("accuracy", "accuracy_sure", "by_bucket", "by_kind", "identical_to_cold",
+                            "logits_identical_to_cold", "cached_tokens", "cached_by_tier", "prompt_tokens",
+                            "output_tokens", "seconds", "accept_length", "draft_share"):
+                    self.assertIn(key, p)
+                self.assertEqual(p["identical_to_cold"], 1.0, p["name"])
+                self.assertEqual(p["logits_identical_to_cold"], 1.0, p["name"])
+                self.assertEqual(p["accuracy_sure"], 1.0)
+            self.assertEqual(passes["cold"]["cached_tokens"], 0)
+            self.assertGreater(passes["warm"]["cached_by_tier"]["l1"], 1000)
+            self.assertGreater(passes["l2"]["cached_by_tier"]["l2"], 300)
+            self.assertGreater(passes["l3"]["cached_by_tier"]["l3"], 300)
+            for key in ("attn_cp_size", "lane_pages", "rank_bytes_moved", "kv_tokens", "kv_cache_dtype"):
+                self.assertIn(key, report["engine"])
+            self.assertEqual(report["engine"]["kv_cache_dtype"], kv)
+            with open(self.path("o.jsonl")) as f:
+                lines = [json.loads(line) for line in f]
+            self.assertEqual(len(lines), 4 * passes["cold"]["answers"])
+            for line in lines:
+                self.assertEqual(set(line), {"pass", "id", "turn", "text", "output_ids", "logits_hash"})
+            by_turn = {}
+            for line in lines:
+                by_turn.setdefault((line["id"], line["turn"]), set()).add((line["text"], line["logits_hash"]))
+            self.assertTrue(all(len(answers) == 1 for answers in by_turn.values()))
+
+    def test_compressed_sessions_of_four_thousand_tokens(self):
+        code, out, err = run("bundled", "--dataset", os.path.join(DATA, "eval", "ledger_qa_long.jsonl.gz"), "--limit", "1",
+                             "--passes", "warm", "--json", "-")
+        self.assertEqual(code, 0, err)
+        report = json.loads(out)  # nothing but the document on standard output
+        self.assertIn("4096", report["passes"][0]["by_bucket"])
+        self.assertEqual(report["passes"][0]["accuracy_sure"], 1.0)
+        self.assertIsNone(report["passes"][0]["identical_to_cold"])
+
+    def test_question_and_answer_files_are_scored_by_their_number(self):
+        # Nine prompts shorter and eight longer than the 128 tokens that the model selects.
+        code, out, err = run("bundled", "--dataset", os.path.join(DATA, "eval", "gsm8k_style.jsonl"), "--chat-format",
+                             "--num-shots", "1", "--parallel", "4", "--json", self.path("g.json"))
+        self.assertEqual(code, 0, err)
+        for word in ("Accuracy:", "Invalid:", "Latency:", "Output throughput:"):
+            self.assertIn(word, out)
+        report = load(self.path("g.json"))
+        self.assertEqual(report["problems"], 17)
+        self.assertGreaterEqual(report["accuracy"], 0.85)
+        self.assertEqual(report["invalid"], 0)
+        # Plain prompts: the reference model was not made for them, the format still works.
+        code, out, err = run("bundled", "--dataset", os.path.join(DATA, "eval", "gsm8k_style.jsonl"), "--num-shots", "2",
+                             "--limit", "4", "--max-new-tokens", "16")
+        self.assertEqual(code, 0, err)
+        self.assertIn("Accuracy:", out)
+
+    def test_goldens_have_their_keys_and_exit_code(self):
+        tiny = os.path.join(DATA, "tiny-random", "glm-moe-dsa")
+        code, out, err = run(tiny, "--golden", tiny, "--dtype", "float32", "--json", "-")
+        self.assertEqual(code, 0, err)
+        report = json.loads(out)
+        for key in ("max_rel_err", "greedy_equal", "topk_rows", "topk_rows_differing"):
+            self.assertIn(key, report)
+        self.assertLess(report["max_rel_err"], 2e-4)
+        # The goldens of another model: the command runs and its check does not hold.
+        other = os.path.join(DATA, "tiny-random", "deepseek-v32")
+        code, out, err = run(tiny, "--golden", other, "--dtype", "float32")
+        self.assertEqual(code, 1, out + err)
+
+    def test_errors_are_one_line_with_the_right_exit_code(self):
+        cases = [
+            (2, "host tier", "bundled", "--dataset", SESSIONS, "--passes", "l2"),
+            (2, "needs storage", "bundled", "--dataset", SESSIONS, "--passes", "cold,l3"),
+            (2, "cold and warm", "http://127.0.0.1:9", "--dataset", SESSIONS, "--passes", "l3"),
+            (2, "is not a pass", "bundled", "--dataset", SESSIONS, "--passes", "hot"),
+            (2, "--dataset F or --golden", "bundled"),
+            (2, "--limit", "bundled", "--dataset", SESSIONS, "--limit", "x"),
+            (2, "--bogus", "bundled", "--dataset", SESSIONS, "--bogus"),
+            (3, "cannot open", "bundled", "--dataset", self.path("missing.jsonl")),
+            (3, "does not exist", self.path("model"), "--dataset", SESSIONS),
+            (3, "refused", "http://127.0.0.1:9", "--dataset", SESSIONS),
+        ]
+        for want, words, *args in cases:
+            code, out, err = run(*args)
+            self.assertEqual(code, want, f"{args}: {err}")
+            self.assertIn(words, err)
+            self.assertNotIn("Traceback", err)
+            self.assertEqual(out, "")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
