@@ -22,7 +22,7 @@ struct Prompt {
 
 struct Golden {
   std::vector<Prompt> prompts;
-  std::unique_ptr<SafetensorsFile> logits, topk;
+  std::unique_ptr<SafetensorsFile> logits, topk, draft;
 };
 
 StatusOr<std::string> ReadText(const std::string& path) {
@@ -77,6 +77,10 @@ StatusOr<Golden> Open(const std::string& folder) {
   if (trained && std::filesystem::exists(topk, ec)) {
     ASSIGN_OR_RETURN(g.topk, SafetensorsFile::Open(topk));
   }
+  const std::string draft = folder + "/mtp.safetensors";
+  if (trained && std::filesystem::exists(draft, ec)) {
+    ASSIGN_OR_RETURN(g.draft, SafetensorsFile::Open(draft));
+  }
   return g;
 }
 
@@ -111,8 +115,9 @@ double RelativeError(const std::vector<float>& got, const std::vector<float>& wa
 // Compares the sets of the rows that the golden file holds, while the prompt that it names is running.
 class TopkCheck final : public LayerHooks {
  public:
-  TopkCheck(const SafetensorsFile& file, const SequenceRunner& runner, int64_t topk, GoldenReport& report)
-      : file_(file), runner_(runner), topk_(topk), report_(report) {
+  TopkCheck(const SafetensorsFile& file, const SequenceRunner& runner, int64_t topk, LogicalLayer draft_layer,
+            GoldenReport& report)
+      : file_(file), runner_(runner), topk_(topk), draft_layer_(draft_layer), report_(report) {
     for (const auto& [key, value] : file.metadata()) {
       if (key == "first_query") first_query_ = std::strtoll(value.c_str(), nullptr, 10);
       if (key == "prompt") prompt_ = value;
@@ -123,6 +128,7 @@ class TopkCheck final : public LayerHooks {
   const Status& status() const { return status_; }
 
   void IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) override {
+    if (layer == draft_layer_) return;
     const StoredTensor* sets = file_.Find(fmt::format("layer{}", layer.value));
     const StoredTensor* gaps = file_.Find(fmt::format("layer{}.gap", layer.value));
     if (sets == nullptr || gaps == nullptr || sets->dtype != DType::kI32 || sets->shape.size() != 2 ||
@@ -153,7 +159,9 @@ class TopkCheck final : public LayerHooks {
  private:
   const SafetensorsFile& file_;
   const SequenceRunner& runner_;
-  int64_t topk_, first_query_ = 0, rows_ = 0;
+  const int64_t topk_;
+  const LogicalLayer draft_layer_;
+  int64_t first_query_ = 0, rows_ = 0;
   std::string prompt_;
   GoldenReport& report_;
   Status status_;
@@ -194,7 +202,8 @@ StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& run
   GoldenReport report;
   std::unique_ptr<TopkCheck> check;
   if (golden.topk != nullptr && model.config().sparse()) {
-    check = std::make_unique<TopkCheck>(*golden.topk, runner, model.config().index.topk, report);
+    check = std::make_unique<TopkCheck>(*golden.topk, runner, model.config().index.topk,
+                                        model.config().draft_layer(), report);
   }
   for (const Prompt& p : golden.prompts) {
     ASSIGN_OR_RETURN(const std::vector<float> want, GoldenLogits(*golden.logits, p.tensor, vocab));
@@ -204,7 +213,7 @@ StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& run
     const bool checked = check != nullptr && check->prompt() == p.tensor;
     runner.Reset();
     // The last rows are a chunk of their own size anyway; the sets are compared chunk by chunk.
-    std::vector<float> got;
+    std::vector<float> got, drafted;
     const int64_t chunk = std::max<int64_t>(runner.buffers().limits().max_rows, 1);
     for (int64_t at = 0; at < int64_t(p.ids.size()); at += chunk) {
       const int64_t n = std::min(chunk, int64_t(p.ids.size()) - at);
@@ -213,7 +222,7 @@ StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& run
         check->set_rows(n);
         runner.forward_options().hooks = check.get();
       }
-      auto logits = runner.Extend(std::span(p.ids).subspan(size_t(at), size_t(n)), wanted);
+      auto logits = runner.Extend(std::span(p.ids).subspan(size_t(at), size_t(n)), wanted, &drafted);
       runner.forward_options().hooks = nullptr;
       RETURN_IF_ERROR(logits.status());
       got.insert(got.end(), logits->begin(), logits->end());
@@ -222,6 +231,15 @@ StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& run
     ++report.prompts;
     report.max_rel_err = std::max(report.max_rel_err, RelativeError(got, want));
     CountMargins(got, want, vocab, report);
+    if (model.has_draft() && golden.draft != nullptr) {
+      // Four rows: the last four slots of the prompt.
+      ASSIGN_OR_RETURN(const std::vector<float> draft, GoldenLogits(*golden.draft, p.tensor, vocab));
+      if (draft.size() != drafted.size()) {
+        return Invalid("golden: mtp.safetensors \"{}\" has other rows than the logits", p.tensor);
+      }
+      ++report.draft_prompts;
+      report.draft_max_rel_err = std::max(report.draft_max_rel_err, RelativeError(drafted, draft));
+    }
     std::vector<float> z(got.end() - vocab, got.end());
     for (size_t i = 0; i < p.greedy.size(); ++i) {
       const int32_t token = GreedyToken(z);

@@ -28,19 +28,21 @@ Status Model::Forward(ops::Queue& queue, const ModelBatch& batch, const DevicePo
   }
   Pass pass{queue, batch, pool, buffers, options};
   options.verify_failed_row = -1;
-  {
-    ZoneScope zone(options.timer, Zone::kEmbed);
-    ops::EmbedArgs e;
-    e.rows = batch.rows;
-    e.hidden = config_.hidden;
-    e.vocab = config_.vocab_size;
-    e.table = embedding_;
-    e.tokens = batch.tokens;
-    e.x = buffers.x;
-    backend_.Embed(queue, e);
-  }
+  Embed(pass);
   for (const auto& layer : layers_) RETURN_IF_ERROR(RunLayer(pass, *layer));
   return OkStatus();
+}
+
+void Model::Embed(Pass& pass) const {
+  ZoneScope zone(pass.options.timer, Zone::kEmbed);
+  ops::EmbedArgs e;
+  e.rows = pass.batch.rows;
+  e.hidden = config_.hidden;
+  e.vocab = config_.vocab_size;
+  e.table = embedding_;
+  e.tokens = pass.batch.tokens;
+  e.x = pass.b.x;
+  backend_.Embed(pass.queue, e);
 }
 
 Status Model::RunLayer(Pass& pass, const Layer& l) const {
@@ -60,6 +62,7 @@ Status Model::RunLayer(Pass& pass, const Layer& l) const {
     backend_.RmsNorm(pass.queue, n);
   }
   Attend(pass, l);
+  if (pass.options.kv_only && l.id == config_.draft_layer()) return OkStatus();
   {
     ZoneScope zone(pass.options.timer, Zone::kNorm);
     ops::RmsNormArgs n;
@@ -182,6 +185,7 @@ void Model::Attend(Pass& pass, const Layer& l) const {
     pass.options.hooks->WaitReadable(l.id);
     pass.options.hooks->LayerFinal(l.id);
   }
+  if (pass.options.kv_only && l.id == config_.draft_layer()) return;
 
   if (l.computes_index) {
     // Up to topk positions are all chosen without a score: the index key is stored above, the query is not
@@ -320,27 +324,92 @@ void Model::RunMlp(Pass& pass, const Layer& l) const {
   backend_.Moe(pass.queue, m);
 }
 
-const float* Model::Logits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b,
-                           StepTimer* timer) const {
+void Model::NormRows(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& weight,
+                     ModelBuffers& b, float* out_f32) const {
+  const int64_t limit = b.limits().max_logits_rows;
+  // In groups that fit the gathered buffer; a row's result does not depend on its group.
+  for (int64_t at = 0; at < int64_t(rows.size()); at += limit) {
+    const int64_t n = std::min<int64_t>(limit, int64_t(rows.size()) - at);
+    backend_.GatherRows(queue, b.x, rows.data() + at, n, config_.hidden * 4, b.logits_x);
+    ops::RmsNormArgs norm;
+    norm.rows = n;
+    norm.dim = config_.hidden;
+    norm.x = b.logits_x;
+    norm.weight = weight.data();
+    norm.eps = config_.rms_eps;
+    norm.y_act = b.logits_h;
+    norm.y_f32 = out_f32 == nullptr ? nullptr : out_f32 + at * config_.hidden;
+    backend_.RmsNorm(queue, norm);
+  }
+}
+
+const float* Model::Head(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& norm,
+                         ModelBuffers& b, StepTimer* timer) const {
   SLUICE_CHECK(int64_t(rows.size()) <= b.limits().max_logits_rows, "{} logits rows of {}", rows.size(),
                b.limits().max_logits_rows);
   ZoneScope zone(timer, Zone::kLogits);
-  backend_.GatherRows(queue, b.x, rows.data(), int64_t(rows.size()), config_.hidden * 4, b.logits_x);
-  ops::RmsNormArgs n;
-  n.rows = int64_t(rows.size());
-  n.dim = config_.hidden;
-  n.x = b.logits_x;
-  n.weight = final_norm_.data();
-  n.eps = config_.rms_eps;
-  n.y_act = b.logits_h;
-  backend_.RmsNorm(queue, n);
+  NormRows(queue, rows, norm, b, nullptr);
   ops::LinearArgs a;
   a.weight = head_.get();
-  a.rows = n.rows;
+  a.rows = int64_t(rows.size());
   a.x = b.logits_h;
   a.y = b.logits;
   backend_.Apply(queue, a);
   return b.logits;
+}
+
+const float* Model::Logits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b,
+                           StepTimer* timer) const {
+  return Head(queue, rows, final_norm_, b, timer);
+}
+
+void Model::FinalHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b, float* out) const {
+  NormRows(queue, rows, final_norm_, b, out);
+}
+
+Status Model::DraftForward(ops::Queue& queue, const ModelBatch& batch, const float* hidden,
+                           const DevicePool& pool, ModelBuffers& b, ForwardOptions& options) const {
+  if (draft_ == nullptr) return Internal("draft forward without a draft layer");
+  if (batch.seqs.slot_shift != 1)
+    return Internal("draft forward on a batch that was built for the model's own layers");
+  if (batch.rows > b.limits().max_rows || batch.max_context > b.limits().max_context) {
+    return Internal("draft forward of {} rows and context {} exceeds the planned {} and {}", batch.rows,
+                    batch.max_context, b.limits().max_rows, b.limits().max_context);
+  }
+  Pass pass{queue, batch, pool, b, options};
+  options.verify_failed_row = -1;
+  Embed(pass);
+  // [norm of the embedding | norm of the hidden state], side by side.
+  const size_t half = size_t(config_.hidden * SizeOf(backend_.info().act));
+  ops::RmsNormArgs n;
+  n.rows = batch.rows;
+  n.dim = config_.hidden;
+  n.eps = config_.rms_eps;
+  n.y_ld = 2 * config_.hidden;
+  n.x = b.x;
+  n.weight = draft_->embedding_norm.data();
+  n.y_act = b.draft_in;
+  backend_.RmsNorm(queue, n);
+  n.x = hidden;
+  n.weight = draft_->hidden_norm.data();
+  n.y_act = static_cast<std::byte*>(b.draft_in) + half;
+  backend_.RmsNorm(queue, n);
+  ops::LinearArgs a;
+  a.weight = draft_->combine.get();
+  a.rows = batch.rows;
+  a.x = b.draft_in;
+  a.y = b.x;
+  backend_.Apply(queue, a);
+  return RunLayer(pass, *draft_->layer);
+}
+
+const float* Model::DraftLogits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b,
+                                StepTimer* timer) const {
+  return Head(queue, rows, draft_->head_norm, b, timer);
+}
+
+void Model::DraftHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b, float* out) const {
+  NormRows(queue, rows, draft_->head_norm, b, out);
 }
 
 }  // namespace sluice

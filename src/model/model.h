@@ -41,7 +41,8 @@ struct ForwardOptions {
   LayerHooks* hooks = nullptr;
   StepTimer* timer = nullptr;
   float* index_gap =
-      nullptr;  // [rows] scratch that IndexSelect fills with the gap at the border; may be null
+      nullptr;           // [rows] scratch that IndexSelect fills with the gap at the border; may be null
+  bool kv_only = false;  // DraftForward: store the rows' KV and stop; nothing reads their outputs
   bool dequant_only_topk = true;
   bool dequant_verify = false;
   int32_t verify_failed_row = -1;    // out, with dequant_verify
@@ -71,8 +72,26 @@ class Model {
                  ForwardOptions& options) const;
   // Final norm and head of some rows of the last Forward: returns [rows.size(), vocab], valid until the next
   // call with these buffers. REQUIRES rows.size() <= limits.max_logits_rows.
+  // REQUIRES no Draft call since: they share the residual stream.
   const float* Logits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers,
                       StepTimer* timer = nullptr) const;
+
+  // --- draft layer, REQUIRES has_draft().
+  // Row r stands for slot p = start + i of its sequence, p >= 1: made from the hidden state at p - 1 and the
+  // token at p, rope position p - 1, its KV stored in slot p. It drafts the token at p + 1. `batch` is built
+  // with slot_shift 1.
+
+  // State after the final norm of some rows of the last Forward, as the draft layer takes it: out
+  // [rows.size(), hidden].
+  void FinalHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers, float* out) const;
+  // hidden: [batch.rows, hidden], row r at p - 1. Overwrites the residual stream.
+  Status DraftForward(ops::Queue& queue, const ModelBatch& batch, const float* hidden, const DevicePool& pool,
+                      ModelBuffers& buffers, ForwardOptions& options) const;
+  // Of some rows of the last DraftForward: logits as Logits(), and the state that a further draft step takes
+  // as `hidden`.
+  const float* DraftLogits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers,
+                           StepTimer* timer = nullptr) const;
+  void DraftHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers, float* out) const;
 
   // What was packed how, one line per kind of matrix, for inspect.
   struct KernelLine {
@@ -93,6 +112,11 @@ class Model {
   Status PackLatentHeads(const std::string& name, Layer& layer);
   void Record(std::string_view kind, const ops::Linear& linear);
   Status RunLayer(Pass& pass, const Layer& layer) const;
+  void Embed(Pass& pass) const;
+  void NormRows(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& weight,
+                ModelBuffers& buffers, float* out_f32) const;
+  const float* Head(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& norm,
+                    ModelBuffers& buffers, StepTimer* timer) const;
   void Attend(Pass& pass, const Layer& layer) const;
   void RunMlp(Pass& pass, const Layer& layer) const;
 

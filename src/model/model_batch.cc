@@ -16,7 +16,8 @@ BatchTables::BatchTables(int64_t max_rows, int64_t max_seqs)
       page_begin_(size_t(max_seqs)) {}
 
 StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
-                                        std::span<const int32_t> tokens, int64_t vocab_size) {
+                                        std::span<const int32_t> tokens, int64_t vocab_size,
+                                        int32_t slot_shift) {
   const int64_t rows = int64_t(tokens.size());
   if (rows > max_rows_ || int64_t(seqs.size()) > max_seqs_) {
     return Internal("batch of {} rows and {} sequences exceeds the planned {} and {}", rows, seqs.size(),
@@ -31,7 +32,7 @@ StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::spa
   int32_t next = 0;
   for (size_t s = 0; s < seqs.size(); ++s) {
     const BatchSeq& q = seqs[s];
-    if (q.row_begin != next || q.num_rows < 1 || q.start < 0 || q.row_begin + q.num_rows > rows) {
+    if (q.row_begin != next || q.num_rows < 1 || q.start < slot_shift || q.row_begin + q.num_rows > rows) {
       return Internal("sequence {}: rows [{}, {}) do not follow row {} of {}", s, q.row_begin,
                       q.row_begin + q.num_rows, next, rows);
     }
@@ -47,13 +48,13 @@ StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::spa
     page_begin_[s] = q.page_begin;
     for (int32_t i = 0; i < q.num_rows; ++i) {
       const size_t r = size_t(q.row_begin + i);
-      const int32_t position = q.start + i;
-      positions_[r] = position;
+      const int32_t slot = q.start + i;
+      positions_[r] = slot - slot_shift;
       seq_of_row_[r] = int32_t(s);
-      page_[r] = pages[size_t(q.page_begin) + size_t(position / kPageTokens)];
-      offset_[r] = int32_t(position % kPageTokens);
+      page_[r] = pages[size_t(q.page_begin) + size_t(slot / kPageTokens)];
+      offset_[r] = int32_t(slot % kPageTokens);
     }
-    m.max_context = std::max(m.max_context, end);
+    m.max_context = std::max(m.max_context, end - slot_shift);
   }
   if (next != rows) return Internal("rows [{}, {}) belong to no sequence", next, rows);
   m.rows = rows;
@@ -68,6 +69,7 @@ StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::spa
   m.seqs.num_rows = num_rows_.data();
   m.seqs.page_begin = page_begin_.data();
   m.seqs.pages = pages.data();
+  m.seqs.slot_shift = slot_shift;
   return m;
 }
 

@@ -28,14 +28,16 @@ class BatchTables {
   BatchTables(int64_t max_rows, int64_t max_seqs);
 
   // tokens: [rows], all resolved to ids. The views in the result point into this object, `batch` and
-  // `tokens`. Errors (Internal): more rows or sequences than reserved, rows of no sequence, too few pages,
-  // ids outside the vocabulary.
-  StatusOr<ModelBatch> Build(const ForwardBatch& batch, std::span<const int32_t> tokens, int64_t vocab_size) {
-    return Build(batch.seqs, batch.pages, tokens, vocab_size);
+  // `tokens`. slot_shift 1 is for the draft layer: a row of slot p has position p - 1; REQUIRES start >= 1
+  // then. Errors (Internal): more rows or sequences than reserved, rows of no sequence, too few pages, ids
+  // outside the vocabulary.
+  StatusOr<ModelBatch> Build(const ForwardBatch& batch, std::span<const int32_t> tokens, int64_t vocab_size,
+                             int32_t slot_shift = 0) {
+    return Build(batch.seqs, batch.pages, tokens, vocab_size, slot_shift);
   }
   // The same for a rank's part of a batch: its sequences (segments) over the batch's page lists.
   StatusOr<ModelBatch> Build(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
-                             std::span<const int32_t> tokens, int64_t vocab_size);
+                             std::span<const int32_t> tokens, int64_t vocab_size, int32_t slot_shift = 0);
 
  private:
   int64_t max_rows_, max_seqs_;

@@ -1,7 +1,7 @@
 #include "model/sequence_runner.h"
 
 #include <algorithm>
-
+#include <numeric>
 namespace sluice {
 
 int32_t GreedyToken(std::span<const float> logits) {
@@ -35,7 +35,38 @@ StatusOr<std::unique_ptr<SequenceRunner>> SequenceRunner::Make(const Model& mode
   return r;
 }
 
-StatusOr<std::vector<float>> SequenceRunner::Extend(std::span<const int32_t> tokens, int64_t keep) {
+// The draft rows of the slots that the chunk has just filled.
+Status SequenceRunner::RunDraft(const ForwardBatch& batch, const std::vector<int32_t>& wanted,
+                                std::vector<float>* draft) {
+  const int64_t hidden = model_.config().hidden, n = batch.rows();
+  hidden_.resize(size_t((options_.chunk + 1) * hidden));
+  std::vector<int32_t> all(size_t(n), 0);
+  std::iota(all.begin(), all.end(), 0);
+  model_.FinalHidden(*queue_, all, *buffers_, hidden_.data() + hidden);
+  const int64_t skip = batch.seqs[0].start == 0 ? 1 : 0;  // slot 0 has no state before it
+  if (n > skip) {
+    ForwardBatch rows = batch;
+    rows.tokens.erase(rows.tokens.begin(), rows.tokens.begin() + skip);
+    rows.seqs[0].start += int32_t(skip);
+    rows.seqs[0].num_rows -= int32_t(skip);
+    ASSIGN_OR_RETURN(const ModelBatch m, tables_.Build(rows, rows.tokens, model_.config().vocab_size, 1));
+    RETURN_IF_ERROR(
+        model_.DraftForward(*queue_, m, hidden_.data() + skip * hidden, *pool_, *buffers_, forward_));
+    for (int32_t row : wanted) {
+      if (draft == nullptr || row < skip) continue;
+      const int32_t at = row - int32_t(skip);
+      const float* z = model_.DraftLogits(*queue_, std::span(&at, 1), *buffers_, forward_.timer);
+      queue_->Synchronize();
+      draft->insert(draft->end(), z, z + model_.config().vocab_size);
+    }
+  }
+  queue_->Synchronize();
+  std::copy_n(hidden_.data() + n * hidden, hidden, hidden_.data());
+  return OkStatus();
+}
+
+StatusOr<std::vector<float>> SequenceRunner::Extend(std::span<const int32_t> tokens, int64_t keep,
+                                                    std::vector<float>* draft) {
   const int64_t vocab = model_.config().vocab_size, total = int64_t(tokens.size());
   if (total < 1) return Invalid("no token to run");
   if (length_ + total > options_.max_context) {
@@ -62,11 +93,9 @@ StatusOr<std::vector<float>> SequenceRunner::Extend(std::span<const int32_t> tok
       return Internal("full dequantisation differs from the selected rows' at layer {}, position {}",
                       forward_.verify_failed_layer.value, length_ + forward_.verify_failed_row);
     }
-    length_ += n;
-    done += n;
     std::vector<int32_t> wanted;
-    for (int64_t i = std::max<int64_t>(total - keep, done - n); i < done; ++i)
-      wanted.push_back(int32_t(i - (done - n)));
+    for (int64_t i = std::max<int64_t>(total - keep, done); i < done + n; ++i)
+      wanted.push_back(int32_t(i - done));
     for (size_t at = 0; at < wanted.size();) {
       const size_t count = std::min(wanted.size() - at, size_t(buffers_->limits().max_logits_rows));
       const float* z =
@@ -75,6 +104,9 @@ StatusOr<std::vector<float>> SequenceRunner::Extend(std::span<const int32_t> tok
       kept.insert(kept.end(), z, z + int64_t(count) * vocab);
       at += count;
     }
+    if (model_.has_draft()) RETURN_IF_ERROR(RunDraft(batch, wanted, draft));
+    length_ += n;
+    done += n;
   }
   queue_->Synchronize();
   return kept;

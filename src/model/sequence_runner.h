@@ -28,7 +28,10 @@ class SequenceRunner {
 
   // Appends tokens (at least one) to the sequence, chunk by chunk. The logits of the last `keep` of them are
   // returned as [keep, vocab], oldest first.
-  StatusOr<std::vector<float>> Extend(std::span<const int32_t> tokens, int64_t keep);
+  // With a draft layer its rows are filled too, and `draft` (if given) gets the drafting logits of the same
+  // positions: the row of position p drafts the token at p + 1. Position 0 has no draft row and is left out.
+  StatusOr<std::vector<float>> Extend(std::span<const int32_t> tokens, int64_t keep,
+                                      std::vector<float>* draft = nullptr);
   void Reset() { length_ = 0; }
 
   int64_t length() const { return length_; }
@@ -41,6 +44,8 @@ class SequenceRunner {
   explicit SequenceRunner(const Model& model, const RunnerOptions& options)
       : model_(model), options_(options), tables_(options.chunk, 1) {}
 
+  Status RunDraft(const ForwardBatch& batch, const std::vector<int32_t>& wanted, std::vector<float>* draft);
+
   const Model& model_;
   RunnerOptions options_;
   BatchTables tables_;
@@ -49,6 +54,8 @@ class SequenceRunner {
   std::unique_ptr<ModelBuffers> buffers_;
   ForwardOptions forward_;
   int64_t length_ = 0;
+  std::vector<float>
+      hidden_;  // [chunk + 1, hidden]: the state before the chunk's first row, then those of the chunk
 };
 
 // Lowest id among the largest values.

@@ -147,6 +147,9 @@ struct SeqTables {
   const int32_t* num_rows = nullptr;     // [seqs]
   const int32_t* page_begin = nullptr;   // [seqs] into pages
   const PageId* pages = nullptr;         // position p of sequence s: pages[page_begin[s] + p / 64], row p % 64
+  // Position p lies in the place of position p + slot_shift instead: 1 for the draft layer, whose row made from the hidden
+  // state at p and token p + 1 belongs to the page of token p + 1. Reads only; writes go where RowSlots says.
+  int32_t slot_shift = 0;
 };
 
 // Lightning indexer: score(t, s) = sum_h relu(q[t,h] . k[s]) * w[t,h] for s <= position(t); the topk best by (score

@@ -17,6 +17,7 @@ struct Case {
   std::string golden;
   DType act = DType::kF32;
   DType kv = DType::kF32;
+  bool with_draft = false;
   double margin_share = 1.0;  // of positions with a clear golden winner, that many have the same one here
 };
 
@@ -30,7 +31,7 @@ StatusOr<GoldenReport> Compare(const Case& c, ops::Backend& backend) {
   const std::string root = std::string(SLUICE_SOURCE_DIR) + "/";
   ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(root + c.model));
   ASSIGN_OR_RETURN(auto checkpoint, Checkpoint::Open(root + c.model));
-  ASSIGN_OR_RETURN(auto model, Model::Load(config, std::move(checkpoint), backend));
+  ASSIGN_OR_RETURN(auto model, Model::Load(config, std::move(checkpoint), backend, {c.with_draft}));
   RunnerOptions o;
   ASSIGN_OR_RETURN(o.max_context, GoldenContext(root + c.golden));
   o.latent_dtype = o.index_dtype = c.kv;
@@ -70,6 +71,9 @@ TEST_P(Goldens, AreReproduced) {
   EXPECT_EQ(r->greedy_tokens, trained ? 256 : 96);
   EXPECT_EQ(r->margin_equal, r->margin_positions);
   if (!trained) return;
+  EXPECT_EQ(r->draft_prompts, c.with_draft ? 8 : 0);
+  EXPECT_LE(r->draft_max_rel_err, 2e-4);
+  RecordProperty("draft_max_rel_err", std::to_string(r->draft_max_rel_err));
   EXPECT_EQ(r->topk_rows, 4 * 512);
   EXPECT_EQ(r->topk_rows_differing, 0);
   // Where the golden gap is below the noise of float32, only the entries at the border may change places.
@@ -95,12 +99,12 @@ std::vector<Case> Cases() {
     const std::string dir = std::string("tests/data/tiny-random/") + model;
     for (const char* backend : {"reference", "auto", "avx2"}) cases.push_back({backend, dir, dir});
     for (const char* backend : {"auto", "avx2"})
-      cases.push_back({backend, dir, dir, DType::kBF16, DType::kBF16, share});
+      cases.push_back({backend, dir, dir, DType::kBF16, DType::kBF16, false, share});
   }
   const std::string ledger = "models/ledger-28m-fp8", golden = "tests/data/golden";
-  cases.push_back({"auto", ledger, golden});
-  cases.push_back({"auto", ledger, golden, DType::kBF16, DType::kBF16, 0.99});
-  cases.push_back({"auto", ledger, golden, DType::kBF16, DType::kF8E4M3, 0.99});
+  cases.push_back({"auto", ledger, golden, DType::kF32, DType::kF32, true});
+  cases.push_back({"auto", ledger, golden, DType::kBF16, DType::kBF16, false, 0.99});
+  cases.push_back({"auto", ledger, golden, DType::kBF16, DType::kF8E4M3, false, 0.99});
   return cases;
 }
 

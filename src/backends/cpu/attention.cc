@@ -41,7 +41,8 @@ bool SeesAll(const ops::AttentionArgs& a, int64_t row) {
 
 const std::byte* RowAddress(const Context& c, int64_t page_begin, int64_t position) {
   if (c.full != nullptr) return c.full + position * c.full_row_bytes;
-  return c.pages(c.a.seqs.pages[page_begin + position / kPageTokens]) + position % kPageTokens * c.row_bytes;
+  const int64_t slot = position + c.a.seqs.slot_shift;
+  return c.pages(c.a.seqs.pages[page_begin + slot / kPageTokens]) + slot % kPageTokens * c.row_bytes;
 }
 
 void PrefetchRow(const std::byte* row, int64_t bytes) {

@@ -106,7 +106,8 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
   }
   const int64_t total = int64_t(scored.size()) / 2;
   if (total == 0) return;
-  const int64_t width = AlignUp(longest, kPageTokens);
+  const int64_t shift = seqs.slot_shift;  // scores lie by slot; the first `shift` of them are not looked at
+  const int64_t width = AlignUp(longest + shift, kPageTokens);
   const int64_t batch = std::min(total, std::max<int64_t>(1, kScoreFloats / width));
 
   Carver size(nullptr);
@@ -160,7 +161,7 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
       int64_t end = i;
       int64_t seen = 0;
       while (end < n && row_of[2 * end] == row_of[2 * i]) {
-        seen = std::max<int64_t>(seen, seqs.positions[row_of[2 * end + 1]] + 1);
+        seen = std::max<int64_t>(seen, seqs.positions[row_of[2 * end + 1]] + 1 + shift);
         ++end;
       }
       for (int64_t p = 0; p < CeilDiv(seen, kPageTokens); p += kPagesPerTask) {
@@ -179,7 +180,7 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
       std::fill(key_scale, key_scale + kPageTokens, 1.0f);
       int64_t seen = 0;
       for (int64_t i = begin; i < end; ++i)
-        seen = std::max<int64_t>(seen, seqs.positions[row_of[2 * i + 1]] + 1);
+        seen = std::max<int64_t>(seen, seqs.positions[row_of[2 * i + 1]] + 1 + shift);
       const int64_t last = std::min(CeilDiv(seen, kPageTokens), int64_t(tasks[3 * task + 2]) + kPagesPerTask);
       for (int64_t p = tasks[3 * task + 2]; p < last; ++p) {
         const std::byte* page = pages(seqs.pages[seqs.page_begin[seq] + p]);
@@ -190,7 +191,7 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
           std::fill(key_scale + count, key_scale + kPageTokens, 0.0f);
         }
         for (int64_t i = begin; i < end; ++i) {
-          if (seqs.positions[row_of[2 * i + 1]] < p * kPageTokens) continue;
+          if (seqs.positions[row_of[2 * i + 1]] + shift < p * kPageTokens) continue;
           t.index_scores({.q = query + i * q_row * element,
                           .w = weight + i * a.heads,
                           .heads = a.heads,
@@ -203,7 +204,7 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
     });
     q.group().ParallelFor(n, [&](int thread, int64_t i) {
       const int64_t row = row_of[2 * i + 1];
-      const float gap = SelectTopK(scores + i * width, seqs.positions[row] + 1, a.topk,
+      const float gap = SelectTopK(scores + i * width + shift, seqs.positions[row] + 1, a.topk,
                                    a.selected + row * a.topk, order + int64_t(thread) * width);
       a.selected_count[row] = int32_t(a.topk);
       if (a.gap != nullptr) a.gap[row] = gap;

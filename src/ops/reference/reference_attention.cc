@@ -12,8 +12,13 @@
 namespace sluice::ops::reference {
 namespace {
 
-PageId PageOf(const SeqTables& t, int32_t seq, int64_t position) {
-  return t.pages[t.page_begin[seq] + position / kPageTokens];
+struct Place {
+  PageId page;
+  int32_t offset;
+};
+Place PlaceOf(const SeqTables& t, int32_t seq, int64_t position) {
+  const int64_t slot = position + t.slot_shift;
+  return {t.pages[t.page_begin[seq] + slot / kPageTokens], int32_t(slot % kPageTokens)};
 }
 
 }  // namespace
@@ -42,7 +47,8 @@ void IndexSelect(Queue& queue, const IndexSelectArgs& a, ActView act) {
     }
     std::vector<double> score(size_t(n), 0.0);
     for (int64_t s = 0; s < n; ++s) {
-      LoadIndexRow(*a.pool, a.layer, PageOf(a.seqs, seq, s), int32_t(s % kPageTokens), key.data());
+      const Place at = PlaceOf(a.seqs, seq, s);
+      LoadIndexRow(*a.pool, a.layer, at.page, at.offset, key.data());
       for (int64_t h = 0; h < a.heads; ++h) {
         double dot = 0;
         for (int64_t i = 0; i < a.dim; ++i) dot += double(q[size_t(h * a.dim + i)]) * double(key[size_t(i)]);
@@ -81,8 +87,8 @@ void Attention(Queue& queue, const AttentionArgs& a, ActView act) {
     std::vector<float> rows(size_t(n * dim));
     for (int64_t j = 0; j < n; ++j) {
       const int64_t position = a.selected != nullptr ? a.selected[r * a.topk + j] : j;
-      LoadLatentRow(*a.pool, a.layer, PageOf(a.seqs, seq, position), int32_t(position % kPageTokens),
-                    rows.data() + j * dim);
+      const Place at = PlaceOf(a.seqs, seq, position);
+      LoadLatentRow(*a.pool, a.layer, at.page, at.offset, rows.data() + j * dim);
     }
     std::vector<double> p(size_t(n), 0.0), out(size_t(a.kv_lora), 0.0);
     std::vector<float> q(size_t(dim), 0.0f);

@@ -1,0 +1,300 @@
+// sluice bench model MODEL: prefill and decode speed of the model alone (no scheduler, no HTTP) by length and
+// batch, as shares of what the machine can do: oneDNN's large-GEMM rate for prefill, the memory read rate for
+// decode. Reference and measurement alternate within one run, and the median of the rounds' ratios is
+// reported.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+#include "base/random.h"
+#include "commands.h"
+#include "config/flags.h"
+#include "engine_setup.h"
+#include "machine_rates.h"
+#include "model/model_cost.h"
+#include "model/sequence_runner.h"
+#include "nlohmann/json.hpp"
+
+namespace sluice {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const CommandSyntax kSyntax = {
+    .usage = "sluice bench model [MODEL] [--load-format dummy] [options]",
+    .summary = "Prefill and decode tokens/s of the model alone, beside what the machine can do.",
+    .options = {{"--prefill", "LENGTHS", "prompt lengths, comma separated (512,2048)"},
+                {"--decode-batch", "SIZES", "decode batch sizes, comma separated (1,8,32)"},
+                {"--decode-context", "LENGTHS", "tokens before the decoded one, comma separated (512)"},
+                {"--rounds", "N", "rounds of each row (5)"},
+                {"--json", "FILE", "write one JSON document; - is stdout"}},
+    .engine_flags = true,
+    .max_positional = 1,
+};
+
+StatusOr<std::vector<int64_t>> IntList(const CommandLine& line, std::string_view option,
+                                       std::string_view fallback) {
+  std::vector<int64_t> list;
+  std::string text = line.Text(option, fallback);
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    const auto n = ParseInt(std::string_view(text).substr(0, comma));
+    if (!n.ok() || *n < 1)
+      return Invalid("{} {}: give whole numbers >= 1, comma separated", option, line.Text(option, fallback));
+    list.push_back(*n);
+    text = comma == std::string::npos ? "" : text.substr(comma + 1);
+  }
+  return list;
+}
+
+double Median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+struct Row {
+  std::string phase;
+  int64_t batch = 1, context = 0;
+  std::vector<double> seconds, ratio, minimal_ratio, reference;
+  double work = 0;  // FLOP of a prefill, bytes of a decode step
+  StepTimer timer;
+};
+
+// Sequences of equal length in one pool. All hold copies of the same real rows.
+class BatchBench {
+ public:
+  static StatusOr<std::unique_ptr<BatchBench>> Make(const LoadedModel& loaded, const KvLayoutOptions& kv,
+                                                    int64_t max_rows, int64_t max_batch,
+                                                    int64_t max_context) {
+    std::unique_ptr<BatchBench> b(new BatchBench(loaded, max_rows, max_batch));
+    b->pages_per_seq_ = CeilDiv(max_context + 1, kPageTokens);
+    ASSIGN_OR_RETURN(const KvLayout layout, KvLayout::Make(loaded.config, kv));
+    ASSIGN_OR_RETURN(b->pool_, DevicePool::Make(layout, 1, max_batch * b->pages_per_seq_ + 1));
+    ops::Limits op_limits;
+    op_limits.max_rows = max_rows;
+    op_limits.max_context = max_context + 1;
+    op_limits.max_index_heads = loaded.config.index.num_heads;
+    RETURN_IF_ERROR(loaded.backend->Plan(op_limits));
+    ASSIGN_OR_RETURN(b->buffers_, ModelBuffers::Make(loaded.config, *loaded.backend,
+                                                     {max_rows, max_batch, max_batch, max_context + 1}));
+    b->queue_ = loaded.backend->MakeQueue(loaded.threads, -1);
+    return b;
+  }
+
+  // Sequences [0, batch) each compute `rows` tokens from position `start`; logits of each last row.
+  Status Step(int64_t batch, int64_t start, int64_t rows, StepTimer* timer) {
+    ForwardBatch f;
+    std::vector<int32_t> wanted;
+    for (int64_t s = 0; s < batch; ++s) {
+      BatchSeq q;
+      q.slot = SlotId(int32_t(s));
+      q.row_begin = int32_t(f.tokens.size());
+      q.num_rows = int32_t(rows);
+      q.start = int32_t(start);
+      q.page_begin = int32_t(f.pages.size());
+      q.num_pages = int32_t(CeilDiv(start + rows, kPageTokens));
+      for (int32_t p = 0; p < q.num_pages; ++p) f.pages.push_back(Page(s, p));
+      for (int64_t i = 0; i < rows; ++i) {
+        f.tokens.push_back(int32_t(random_.Below(uint64_t(loaded_.config.vocab_size))));
+      }
+      wanted.push_back(int32_t(f.tokens.size() - 1));
+      f.seqs.push_back(q);
+    }
+    ASSIGN_OR_RETURN(const ModelBatch m, tables_.Build(f, f.tokens, loaded_.config.vocab_size));
+    ForwardOptions options;
+    options.timer = timer;
+    RETURN_IF_ERROR(loaded_.model->Forward(*queue_, m, *pool_, *buffers_, options));
+    loaded_.model->Logits(*queue_, wanted, *buffers_, timer);
+    queue_->Synchronize();
+    return OkStatus();
+  }
+
+  // Gives every sequence `length` real rows: one is computed, the others get copies.
+  Status Fill(int64_t batch, int64_t length, int64_t chunk) {
+    for (int64_t at = 0; at < length; at += chunk)
+      RETURN_IF_ERROR(Step(1, at, std::min(chunk, length - at), nullptr));
+    for (int64_t s = 1; s < batch; ++s) {
+      for (int32_t p = 0; p < CeilDiv(length, kPageTokens); ++p) {
+        for (const KvPiece& piece : pool_->layout().pieces()) {
+          std::memcpy(pool_->Piece(piece, Page(s, p)), pool_->Piece(piece, Page(0, p)), size_t(piece.bytes));
+        }
+      }
+    }
+    return OkStatus();
+  }
+
+ private:
+  BatchBench(const LoadedModel& loaded, int64_t max_rows, int64_t max_batch)
+      : loaded_(loaded), tables_(max_rows, max_batch) {}
+  PageId Page(int64_t seq, int64_t page) const { return PageId(int32_t(1 + seq * pages_per_seq_ + page)); }
+
+  const LoadedModel& loaded_;
+  BatchTables tables_;
+  SeededStream random_{1};
+  int64_t pages_per_seq_ = 0;
+  std::unique_ptr<DevicePool> pool_;
+  std::unique_ptr<ModelBuffers> buffers_;
+  std::unique_ptr<ops::Queue> queue_;
+};
+
+// One timed sample of a row: the median of steps that together take at least 0.2 s.
+template <typename Fn>
+StatusOr<double> Sample(Fn step) {
+  using SteadyTime = std::chrono::steady_clock;
+  std::vector<double> times;
+  double total = 0;
+  while (total < 0.2 || times.size() < 3) {
+    const auto start = SteadyTime::now();
+    RETURN_IF_ERROR(step());
+    times.push_back(std::chrono::duration<double>(SteadyTime::now() - start).count());
+    total += times.back();
+    if (total > 3.0) break;
+  }
+  return Median(times);
+}
+
+StatusOr<int> Run(CommandLine& line) {
+  ServerConfig& server = line.server;
+  if (!line.positional.empty()) server.model_path = line.positional[0];
+  if (server.nsa_dequant_verify) {
+    return Invalid(
+        "--nsa-dequant-verify: computes every attention twice, so nothing can be measured; leave it out");
+  }
+  ASSIGN_OR_RETURN(const std::vector<int64_t> prefill, IntList(line, "--prefill", "512,2048"));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> batches, IntList(line, "--decode-batch", "1,8,32"));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> contexts, IntList(line, "--decode-context", "512"));
+  ASSIGN_OR_RETURN(const int64_t rounds, line.Int("--rounds", 5, 1, 1000));
+  ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> loaded, LoadModel(server));
+  ASSIGN_OR_RETURN(const KvLayoutOptions kv, KvOptionsFor(server, *loaded));
+  const DType act = loaded->backend->info().act;
+
+  const int64_t chunk_limit = server.chunked_prefill_size > 0 ? server.chunked_prefill_size : INT64_MAX;
+  int64_t max_batch = 1, max_context = 1, max_rows = 1;
+  for (int64_t b : batches) max_batch = std::max(max_batch, b);
+  for (int64_t c : contexts) max_context = std::max(max_context, c);
+  for (int64_t n : prefill) max_context = std::max(max_context, n);
+  for (int64_t n : prefill) max_rows = std::max(max_rows, std::min(n, chunk_limit));
+  max_rows = std::max({max_rows, max_batch, std::min<int64_t>(512, max_context)});
+  if (max_context >= loaded->context_length) {
+    return Invalid("{} tokens do not fit the model's context of {}", max_context + 1, loaded->context_length);
+  }
+  ASSIGN_OR_RETURN(const auto bench, BatchBench::Make(*loaded, kv, max_rows, max_batch, max_context));
+  const ModelCost cost(loaded->config, *loaded->model, kv);
+
+  std::vector<Row> rows;
+  for (int64_t n : prefill) {
+    Row r;
+    r.phase = "prefill";
+    r.context = n;
+    r.work = cost.PrefillFlops(n);
+    rows.push_back(r);
+  }
+  for (int64_t c : contexts) {
+    for (int64_t b : batches) {
+      Row r;
+      r.phase = "decode";
+      r.batch = b;
+      r.context = c;
+      r.work = cost.DecodeBytes(b, c + 1);
+      rows.push_back(r);
+    }
+  }
+  for (int64_t round = 0; round <= rounds; ++round) {  // round 0 warms up
+    for (Row& r : rows) {
+      StepTimer* timer = round == rounds ? &r.timer : nullptr;  // the zones come from the last round
+      const bool is_prefill = r.phase == "prefill";
+      const double before =
+          is_prefill ? LargeGemmRate(act, loaded->threads) : MemoryReadRate(loaded->threads);
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(20));  // let the other library's threads go to sleep
+      StatusOr<double> seconds = 0.0;
+      if (is_prefill) {
+        seconds = Sample([&]() -> Status {
+          for (int64_t at = 0; at < r.context; at += max_rows) {
+            RETURN_IF_ERROR(bench->Step(1, at, std::min(max_rows, r.context - at), timer));
+          }
+          return OkStatus();
+        });
+      } else {
+        RETURN_IF_ERROR(bench->Fill(r.batch, r.context, std::min<int64_t>(max_rows, 512)));
+        seconds = Sample([&] { return bench->Step(r.batch, r.context, 1, timer); });
+      }
+      RETURN_IF_ERROR(seconds.status());
+      const double after = is_prefill ? LargeGemmRate(act, loaded->threads) : MemoryReadRate(loaded->threads);
+      if (round == 0) continue;
+      const double reference = (before + after) / 2;
+      r.seconds.push_back(*seconds);
+      r.reference.push_back(reference);
+      r.ratio.push_back(r.work / *seconds / reference);
+      if (is_prefill) r.minimal_ratio.push_back(cost.PrefillFlopsExpanded(r.context) / *seconds / reference);
+    }
+  }
+
+  Json doc;
+  doc["model"] = loaded->name;
+  doc["isa"] = loaded->backend->info().isa;
+  doc["compute_dtype"] = Name(act);
+  doc["kv_cache_dtype"] = Name(kv.latent_dtype);
+  doc["threads"] = loaded->threads;
+  doc["rows"] = Json::array();
+  std::string table =
+      fmt::format("{:<8} {:>6} {:>8} {:>11} {:>9} {:>11} {:>14} {:>14} {:>7}\n", "phase", "batch", "context",
+                  "tokens/s", "ms", "gemm share", "rate", "machine", "ratio");
+  for (const Row& r : rows) {
+    const bool is_prefill = r.phase == "prefill";
+    const double s = Median(r.seconds), tokens = is_prefill ? double(r.context) : double(r.batch);
+    Json zones = Json::object();
+    for (size_t z = 0; z < size_t(Zone::kCount); ++z) {
+      zones[std::string(Name(Zone(z)))] =
+          double(r.timer.ns(Zone(z))) / double(std::max<int64_t>(r.timer.total_ns(), 1));
+    }
+    Json row = {{"phase", r.phase},           {"batch", r.batch}, {"context", r.context},
+                {"tokens_per_s", tokens / s}, {"ms", s * 1e3},    {"gemm_share", r.timer.compute_share()},
+                {"ratio", Median(r.ratio)}};
+    if (is_prefill) {
+      row["gflop_s"] = r.work / s / 1e9;
+      row["onednn_gflop_s"] = Median(r.reference) / 1e9;
+      row["ratio_expanded_attention"] =
+          Median(r.minimal_ratio);  // attention counted as if it were not absorbed
+    } else {
+      row["gb_s"] = r.work / s / 1e9;
+      row["read_gb_s"] = Median(r.reference) / 1e9;
+    }
+    row["zones"] = zones;
+    doc["rows"].push_back(row);
+    const std::string unit = is_prefill ? "GFLOP/s" : "GB/s";
+    table +=
+        fmt::format("{:<8} {:>6} {:>8} {:>11.1f} {:>9.2f} {:>11.3f} {:>6.1f} {:>7} {:>6.1f} {:>7} {:>7.3f}\n",
+                    r.phase, r.batch, r.context, tokens / s, s * 1e3, r.timer.compute_share(),
+                    r.work / s / 1e9, unit, Median(r.reference) / 1e9, unit, Median(r.ratio));
+  }
+  const std::string path = line.Text("--json");
+  if (path.empty()) {
+    std::cout << table;
+  } else if (path == "-") {
+    std::cout << doc.dump(2) << "\n";
+  } else {
+    std::ofstream out(path);
+    if (!(out << doc.dump(2) << "\n")) return Unavailable("--json {}: cannot be written", path);
+    std::cout << table;
+  }
+  return int(kExitOk);
+}
+
+}  // namespace
+
+int RunBenchModel(const std::vector<std::string>& args) {
+  StatusOr<CommandLine> line = ParseCommandLine(args, kSyntax);
+  if (!line.ok()) return FailWith("bench model", line.status());
+  if (line->help) {
+    std::cout << HelpText(kSyntax);
+    return kExitOk;
+  }
+  const StatusOr<int> code = Run(*line);
+  return code.ok() ? *code : FailWith("bench model", code.status());
+}
+
+}  // namespace sluice
