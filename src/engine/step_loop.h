@@ -41,7 +41,7 @@ class StepLoop {
   Progress StepOnce();
 
   Status Check(const Request& request) const { return scheduler_.Check(request); }
-  void Enqueue(Request request) { scheduler_.Enqueue(std::move(request)); }
+  void Enqueue(Request request) { scheduler_.Enqueue(std::move(request), clock_->Now()); }
   bool Abort(std::string_view rid, const Status& reason) { return scheduler_.Abort(rid, reason); }
   int64_t AbortAll(const Status& reason) { return scheduler_.AbortAll(reason); }
   bool Finish(std::string_view rid, int32_t choice) { return scheduler_.Finish(rid, choice); }

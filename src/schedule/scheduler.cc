@@ -78,7 +78,7 @@ Sequence* Scheduler::NewSequence(RequestGroup* group, int32_t choice) {
   return s;
 }
 
-void Scheduler::Enqueue(Request request) {
+void Scheduler::Enqueue(Request request, Nanos now) {
   const Status ok = Check(request);
   SLUICE_CHECK(ok.ok(), "{}", Message(ok));
   auto owned = std::make_unique<RequestGroup>();
@@ -106,7 +106,9 @@ void Scheduler::Enqueue(Request request) {
   }
   const Nanos deadline = group->request.deadline;
   if (deadline > 0 && (next_deadline_ == 0 || deadline < next_deadline_)) next_deadline_ = deadline;
-  Insert(&waiting_, NewSequence(group, 0));
+  Sequence* s = NewSequence(group, 0);
+  Insert(&waiting_, s);
+  if (group->scored()) cache_->Prefetch(&s->kv, group->name_space, s->tokens, now);
   blocked_ = blocked_ && waiting_.front()->group != group;
 }
 

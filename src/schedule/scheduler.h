@@ -70,8 +70,8 @@ class Scheduler {
 
   // Why a request can never run; Ok otherwise.
   Status Check(const Request& request) const;
-  // REQUIRES Check(request).ok().
-  void Enqueue(Request request);
+  // REQUIRES Check(request).ok(). Starts looking in storage for the prompt's pages.
+  void Enqueue(Request request, Nanos now);
   // True when a request of that name was queued or running. Its choices end now.
   bool Abort(std::string_view rid, const Status& reason);
   int64_t AbortAll(const Status& reason);

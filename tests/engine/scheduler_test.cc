@@ -37,6 +37,7 @@ enum class CacheKind { kFlat, kTree, kTreeAndHost };
 struct Shape {
   CacheKind cache = CacheKind::kFlat;
   int64_t host_pages = 0;
+  int32_t lanes = 1;  // owner lanes of the pages, as context-parallel ranks make them
   int64_t pages = 64, max_running = 8, chunk = 32, context = 4096;
   int32_t depth = 1;
   uint64_t seed = 1;
@@ -49,7 +50,7 @@ class World {
  public:
   explicit World(const Shape& shape)
       : shape_(shape),
-        runner_(shape.pages, int32_t(2 * shape.max_running), shape.host_pages),
+        runner_(shape.pages + shape.lanes, int32_t(2 * shape.max_running), shape.host_pages),
         executor_(&runner_, shape.seed, shape.ready) {
     StepLoopOptions options;
     options.depth = shape.depth;
@@ -68,8 +69,9 @@ class World {
       return std::make_unique<FlatCache>(shape_.pages, [this](PageId p) { runner_.Poison(p); });
     }
     CacheOptions options;
-    options.pages_per_lane = shape_.pages;
-    if (shape_.cache == CacheKind::kTreeAndHost) options.host_pages_per_lane = shape_.host_pages;
+    options.lanes = shape_.lanes;
+    options.pages_per_lane = shape_.pages / shape_.lanes;
+    if (shape_.cache == CacheKind::kTreeAndHost) options.host_pages_per_lane = shape_.host_pages / shape_.lanes;
     return MakeKvCache(options, testing::MakeLayout(testing::Small()), nullptr, nullptr);
   }
 
@@ -545,9 +547,10 @@ TEST_P(RandomLife, EqualsTheOracleAtBothDepths) {
     Shape shape;
     shape.cache = GetParam();
     shape.seed = seed;
+    if (shape.cache != CacheKind::kFlat && random.Chance(0.3)) shape.lanes = 3;
     shape.depth = int32_t(seed % 2);
-    shape.pages = 6 + int64_t(random.Below(30));
-    shape.host_pages = shape.cache == CacheKind::kTreeAndHost ? 20 + int64_t(random.Below(60)) : 0;
+    shape.pages = (2 + int64_t(random.Below(10))) * 3;
+    shape.host_pages = shape.cache == CacheKind::kTreeAndHost ? (7 + int64_t(random.Below(20))) * 3 : 0;
     shape.max_running = 1 + int64_t(random.Below(10));
     shape.chunk = random.Chance(0.2) ? -1 : 1 + int64_t(random.Below(80));
     shape.max_prefill = 200;
