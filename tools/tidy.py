@@ -16,7 +16,7 @@ TEXT = CODE | {".py", ".sh", ".cmake", ".txt", ".md", ".yml", ".yaml", ".toml", 
 
 # A library's headers and the only places that may include them.
 VENDORS = [
-    (r"dnnl|oneapi/dnnl", ["src/backends/cpu/"]),
+    (r"dnnl|oneapi/dnnl", ["src/backends/cpu/", "apps/machine_rates.cc"]),
     (r"hwy/", ["src/backends/cpu/"]),
     (r"immintrin\.h|x86intrin\.h", ["src/backends/cpu/", "src/radix/"]),
     (r"cuda|cublas|nccl|cutlass|cub/", ["src/backends/cuda/", "src/comm/nccl/"]),
@@ -53,8 +53,8 @@ def tracked_files(root):
 
 
 def allowed_place(path, places):
-    return any(path.startswith(p) if p.endswith("/") and "/" in p[:-1] or p in ("apps/", "tests/")
-               else p in path for p in places)
+    """A place is a folder from the root ("src/http/"), a file from the root, or a piece of a name ("_test.cc", "testing/")."""
+    return any(path.startswith(p) if p.startswith(("src/", "apps/", "tests/")) else p in path for p in places)
 
 
 def check_code(path, number, line):
@@ -129,10 +129,43 @@ def check_dead_files(root, files):
             yield f"{path}: no CMakeLists.txt above it names this file"
 
 
+def check_links(root, files):
+    """A relative link in a document, or a path in backquotes that starts at a top folder, leads to something."""
+    for file in files:
+        if file.suffix != ".md" or file.relative_to(root).as_posix().startswith("models/"):
+            continue
+        text = file.read_text()
+        targets = [(file.parent, t) for t in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)]
+        targets += [(root, t) for t in re.findall(r"`((?:src|apps|docs|tools|tests|scripts|cmake)/[\w./-]+)`", text)]
+        for base, target in targets:
+            if not (base / target).exists():
+                yield f"{file.relative_to(root)}: {target} does not exist"
+
+
+def check_flags(root, files):
+    """A flag that is said to work puts its value where something outside the flag table reads it."""
+    table = root / "src/config/flag_table.cc"
+    if not table.is_file():
+        return
+    readers = ""
+    for file in files:
+        path = file.relative_to(root).as_posix()
+        if file.suffix in CODE and path.startswith(("src/", "apps/")) and not file.stem.endswith("_test"):
+            if not path.startswith("src/config/") or path in ("src/config/legality.cc", "src/config/model_config.cc"):
+                readers += file.read_text()
+    rows = re.findall(r"\{\.names = \"(\S+?)[\s\"](.*?)\},\n", table.read_text(), re.S)
+    for name, row in rows:
+        target = re.search(r"\.target = &[SM]::(\w+)", row)
+        if target and ".status" not in row and not re.search(r"(\.|->)" + target.group(1) + r"\b", readers):
+            yield f"src/config/flag_table.cc: {name} is said to work, but nothing reads {target.group(1)}"
+
+
 def check(root):
     files = tracked_files(root)
     problems = [p for file in files for p in check_file(root, file)]
-    return problems + list(check_dead_files(root, files))
+    for walk in (check_dead_files, check_links, check_flags):
+        problems += walk(root, files)
+    return problems
 
 
 if __name__ == "__main__":

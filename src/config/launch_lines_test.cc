@@ -45,9 +45,10 @@ const LaunchLine kLines[] = {
      "--speculative-algorithm EAGLE is not possible: this version decodes one token a step; leave the "
      "--speculative-... "
      "flags out; the answers are the same",
-     "--model-path --tp-size --speculative-algorithm --speculative-num-steps --speculative-eagle-topk "
-     "--speculative-num-draft-tokens --mem-fraction-static --served-model-name",
-     "--tool-call-parser --reasoning-parser", ""},
+     "--model-path --tp-size --speculative-algorithm --mem-fraction-static --served-model-name",
+     "--tool-call-parser --reasoning-parser --speculative-num-steps --speculative-eagle-topk "
+     "--speculative-num-draft-tokens",
+     ""},
     {"GLM-5-FP8, one rank, no speculation",
      "--model-path zai-org/GLM-5-FP8 --tp 1 --trust-remote-code --tool-call-parser glm47 --reasoning-parser "
      "glm45 "

@@ -55,7 +55,7 @@ class CommandLine(unittest.TestCase):
             for words in [command.split() + ["--help"], ["help"] + command.split()]:
                 result = run(*words)
                 self.assertEqual(result.returncode, 0, f"{words}: {result.stderr}")
-                self.assertIn("usage: ", result.stdout.lower())
+                self.assertIn(f"sluice {command}", result.stdout)
                 self.assertEqual(result.stderr, "")
 
     def test_unknown_flag_of_every_command(self):

@@ -106,6 +106,18 @@ class Planted(unittest.TestCase):
     def test_dead_file(self):
         self.assertIn("src/base/old.cc: no CMakeLists.txt", self.tidy({"src/base/old.cc": "\n"}))
 
+    def test_links(self):
+        self.assertIn("README.md: gone.md does not exist", self.tidy({"README.md": "[a](gone.md#part)\n"}))
+        self.assertIn("README.md: src/gone.cc does not exist", self.tidy({"README.md": "see `src/gone.cc`\n"}))
+        self.assertEqual(self.tidy({"README.md": "[a](docs/modules.txt) [b](https://x.y/z) `src/kv/page.h`\n"}), "")
+
+    def test_flags_that_nothing_reads(self):
+        table = '{.names = "--port --p", .target = &S::port},\n{.names = "--x", .status = kNoEffect, .target = &S::x},\n'
+        files = {"src/config/flag_table.cc": table, "src/config/CMakeLists.txt": "flag_table.cc"}
+        self.assertIn("--port is said to work, but nothing reads port", self.tidy(files))
+        files["src/kv/page.h"] = "#pragma once\nint p = config.port;\n"
+        self.assertEqual(self.tidy(files), "")
+
     def test_device_conditions(self):
         text = "#pragma once\n#ifdef SLUICE_CUDA\n#endif\n"
         self.assertIn("devices are left out by CMake", self.tidy({"src/kv/page.h": text}))
