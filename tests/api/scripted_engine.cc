@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 
 #include "nlohmann/json.hpp"
 
@@ -50,10 +51,11 @@ ScriptedEngine::Job ScriptedEngine::MakeJob(Request request) {
     if (job.end == "stop" && !request.sampling.ignore_eos) job.choices.back().tokens.push_back(kScriptEnd);
   }
   // Whole pages of earlier prompts in the same namespace are hits, up to one token less than the prompt.
-  std::string key = request.cache_salt + '\0' + request.adapter + '\0';
+  const std::string name_space = request.cache_salt + '\0' + request.adapter;
+  Digest256 key = Sha256(std::as_bytes(std::span(name_space.data(), name_space.size())));
   bool hit = true;
   for (size_t p = 0; (p + 1) * 64 <= request.prompt.size(); ++p) {
-    for (size_t i = p * 64; i < (p + 1) * 64; ++i) key += std::to_string(request.prompt[i]) + ',';
+    key = PageDigest(key, std::span(request.prompt).subspan(p * 64, 64));
     hit = hit && cached_pages_.contains(key) && (p + 1) * 64 < request.prompt.size();
     if (hit) job.cached.device += 64;
     cached_pages_.insert(key);

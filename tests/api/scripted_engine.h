@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/digest.h"
 #include "engine/engine.h"
 
 namespace sluice {
@@ -76,7 +77,7 @@ class ScriptedEngine final : public Engine {
   std::condition_variable wake_;
   std::deque<Job> queue_;
   std::list<Job> running_;
-  std::set<std::string> cached_pages_;
+  std::set<Digest256> cached_pages_;
   EngineSnapshot counts_;
   bool stop_ = false, draining_ = false;
   std::thread thread_;

@@ -1,0 +1,56 @@
+#include "serve/shutdown.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <ctime>
+#include <thread>
+
+#include "base/log.h"
+
+namespace sluice {
+namespace {
+
+constexpr double kFlushGraceS = 5;  // for the last bytes to slow clients
+
+sigset_t ShutdownSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+}  // namespace
+
+void BlockShutdownSignals() {
+  const sigset_t set = ShutdownSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+void ServeUntilSignal(AppServer* server, Engine* engine, const Clock* clock, double timeout_s) {
+  const sigset_t set = ShutdownSignals();
+  int signal = 0;
+  while (sigwait(&set, &signal) != 0) {
+  }
+  spdlog::info("signal {}: no new requests; running ones may go on for {} s", signal, timeout_s);
+  server->BeginDrain();
+  std::atomic<bool> drained{false};
+  std::thread drain([&] {
+    engine->Drain(clock->Now() + Nanos(timeout_s * 1e9));
+    server->Stop(kFlushGraceS);
+    drained = true;
+  });
+  while (!drained) {
+    const timespec wait{0, 20'000'000};
+    if (const int second = sigtimedwait(&set, nullptr, &wait); second > 0) {
+      spdlog::warn("signal {} again: leaving at once", second);
+      spdlog::default_logger()->flush();
+      _exit(128 + second);
+    }
+  }
+  drain.join();
+}
+
+}  // namespace sluice

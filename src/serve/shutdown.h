@@ -1,0 +1,19 @@
+// From ready to exit: waits for SIGTERM or SIGINT, drains, stops.
+#pragma once
+
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "serve/app_server.h"
+
+namespace sluice {
+
+// Blocks the two signals in this thread and all that it starts, so that only ServeUntilSignal sees them.
+// First thing in main.
+void BlockShutdownSignals();
+
+// Returns after the first signal, when running requests have ended, or ended with an error event once
+// `timeout_s` was over, and their answers are out: /health says 503 meanwhile and new work is refused. A
+// second signal ends the process at once, with status 128 + its number.
+void ServeUntilSignal(AppServer* server, Engine* engine, const Clock* clock, double timeout_s);
+
+}  // namespace sluice
