@@ -73,8 +73,8 @@ Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
   for (const LogicalLayer layer : layout.index_layers()) index_layers.push_back(layer.value);
   info["kv_layout"] = {{"fingerprint", Hex(layout.content_fingerprint())},
                        {"numerics_class", layout.options().numerics_class},
-                       {"latent_dtype", std::string(DTypeName(layout.latent_dtype()))},
-                       {"index_dtype", std::string(DTypeName(layout.index_dtype()))},
+                       {"latent_dtype", std::string(Name(layout.latent_dtype()))},
+                       {"index_dtype", std::string(Name(layout.index_dtype()))},
                        {"page_tokens", kPageTokens},
                        {"page_bytes", layout.page_bytes()},
                        {"bytes_per_token", layout.bytes_per_token()},
@@ -88,9 +88,9 @@ Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
   info["tokenizer_path"] = config.tokenizer_path.empty() ? stack.model->folder : config.tokenizer_path;
   info["commit"] = std::string(Commit());
   Json notices = Json::array();
-  for (const auto* list : {&config.notices, &stack.model->notices, &stack.notices}) {
-    for (const std::string& line : *list) notices.push_back(line);
-  }
+  for (const std::string& line : config.notices) notices.push_back(line);
+  for (const std::string& line : stack.model->notices) notices.push_back(line);
+  for (const std::string& line : stack.notices) notices.push_back(line);
   info["notices"] = notices;
   const Json model = Json::parse(stack.model->config.merged_json, nullptr, /*allow_exceptions=*/false);
   if (model.is_object()) info["model_config"] = model;

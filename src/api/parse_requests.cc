@@ -126,6 +126,7 @@ std::optional<ApiError> ParseNative(std::string_view body, const ApiLimits& limi
   RefuseEmptyIds(f, has_text ? "text" : "input_ids", out->inputs, out->batch);
   f.Bool("return_logprob", &out->return_logprob);
   f.Bool("return_text_in_logprobs", &out->text_in_logprobs);
+  f.Bool("incremental_streaming_output", &out->incremental);
   f.Int32("logprob_start_len", -1, std::numeric_limits<int32_t>::max(), &out->logprob_start);
   int32_t top = 0;
   f.Int32("top_logprobs_num", 0, limits.native_top_logprobs_max, &top);

@@ -80,6 +80,7 @@ struct NativeRequest {  // POST /generate
   bool return_logprob = false;
   int32_t logprob_start = -1;  // -1: no prompt logprobs
   bool text_in_logprobs = false;
+  bool incremental = false;  // stream what is new instead of all so far
 };
 
 struct TokenizeRequest {

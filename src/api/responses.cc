@@ -83,7 +83,7 @@ void WriteChatLogprobs(JsonWriter& w, bool wanted, std::span<const TokenLogprob>
     w.Object().Key("token").Text(TokenText(t.bytes)).Key("logprob").Logprob(t.logprob);
     WriteBytes(w, t.bytes);
     w.Key("top_logprobs").Array();
-    for (const TopLogprob& top : t.top) {
+    for (const TokenAlternative& top : t.top) {
       w.Object().Key("token").Text(TokenText(top.bytes)).Key("logprob").Logprob(top.logprob);
       WriteBytes(w, top.bytes);
       w.End();
@@ -126,7 +126,7 @@ void WriteCompletionLogprobs(JsonWriter& w, bool wanted, bool with_top,
         w.Key(text).Logprob(logprob);
         seen.push_back(std::move(text));
       };
-      for (const TopLogprob& top : t.top) add(top.bytes, top.logprob);
+      for (const TokenAlternative& top : t.top) add(top.bytes, top.logprob);
       add(t.bytes, t.logprob);
       w.End();
     }
@@ -295,7 +295,7 @@ void AppendNativeAnswer(const NativeAnswer& a, std::string* json) {
           continue;
         }
         w.Array();
-        for (const TopLogprob& top : t.top) entry(true, top.logprob, top.id, top.bytes);
+        for (const TokenAlternative& top : t.top) entry(true, top.logprob, top.id, top.bytes);
         w.End();
       }
       w.End();

@@ -24,7 +24,7 @@ struct AnswerMeta {
   std::string model;
 };
 
-struct TopLogprob {
+struct TokenAlternative {
   int32_t id = -1;
   std::string bytes;
   float logprob = 0;
@@ -35,7 +35,7 @@ struct TokenLogprob {
   std::string bytes;        // raw bytes of the token
   bool has_logprob = true;  // false: the first token of a prompt
   float logprob = 0;
-  std::vector<TopLogprob> top;
+  std::vector<TokenAlternative> top;
   int64_t text_offset = 0;  // completions: characters before it
 };
 

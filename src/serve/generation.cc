@@ -396,6 +396,12 @@ void Generation::EmitStream(bool last) {
         out += "data: ";
         EmitNative(p, index, choice, choices_.size() > 1, &out);
         out += "\n\n";
+        if (spec_.incremental) {
+          choice.whole.clear();
+          choice.output_ids.clear();
+          choice.logprobs.clear();
+          choice.prompt_logprobs.clear();
+        }
         continue;
       }
       if (spec_.form == AnswerForm::kChat && choice.output_ids.empty()) {  // marks that the role was sent

@@ -48,6 +48,7 @@ struct GenerationSpec {
   bool logprobs = false, top_logprobs = false;
   int32_t prompt_logprobs_from = -1;
   bool text_in_logprobs = false;  // native
+  bool incremental = false;       // native streams: records carry what is new, not all so far
 };
 
 class Generation;

@@ -212,6 +212,7 @@ void AppServer::Generate(HttpRequest& http, const std::shared_ptr<HttpExchange>&
     spec.logprobs = request.return_logprob;
     spec.top_logprobs = first.sampling.top_logprobs > 0;
     spec.text_in_logprobs = request.text_in_logprobs;
+    spec.incremental = request.incremental;
     spec.prompt_logprobs_from = request.return_logprob ? request.logprob_start : -1;
   }
   LaunchOrReject(std::move(error), AnswerForm::kNative, std::move(spec), arrival, exchange);

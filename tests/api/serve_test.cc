@@ -518,6 +518,17 @@ TEST_F(ServeTest, NativeListsStreamsAndLogprobs) {
     last_text = text;
   }
   EXPECT_EQ(last_text, "hey");
+  std::string joined;
+  J ids = J::array();
+  for (const std::string& record : Records(
+           Post("/generate", {{"text", "hey"}, {"stream", true}, {"incremental_streaming_output", true}}))) {
+    if (record == "[DONE]") continue;
+    const J j = J::parse(record);
+    joined += j["text"];
+    for (const J& id : j["output_ids"]) ids.push_back(id);
+  }
+  EXPECT_EQ(joined, "hey");
+  EXPECT_EQ(ids, (J{104, 101, 121, 256}));
 }
 
 TEST_F(ServeTest, InformationRoutesAnswer) {
