@@ -455,6 +455,67 @@ TEST_P(CatalogueTest, IndexSelectsTheReferencesPositions) {
   }
 }
 
+// The draft layer's rows lie one slot after their position; slot 0 holds nothing and stays poison.
+TEST_P(CatalogueTest, ShiftedSlotsAreReadWhereTheyLie) {
+  for (const KvShape& shape : PoolShapes(act())) {
+    KvWorld w(shape, {193});
+    w.Write(*oracle_, *oracle_queue_, 0, 1, 193, 45);
+    auto batch = w.MakeBatch({{0, 120, 192}});
+    for (int64_t p = int64_t(batch.pages.size()); p < 4; ++p)
+      batch.pages.push_back(w.Page(0, p * kPageTokens));
+    ops::SeqTables seqs = batch.tables();
+    seqs.slot_shift = 1;
+    const int64_t rows = seqs.rows, heads = 3, topk = 64, dim = shape.kv_lora + shape.rope;
+    const std::vector<float> iq = Normal(rows * heads * shape.index_dim, 46), hw = Normal(rows * heads, 47);
+    const auto q = ToAct(act(), Normal(rows * heads * dim, 48));
+    std::vector<int32_t> selected(size_t(rows * topk)), count(static_cast<size_t>(rows)),
+        want_selected = selected;
+    std::vector<float> gap(static_cast<size_t>(rows));
+    auto select = [&](ops::Backend& b, ops::Queue& queue, std::vector<int32_t>& out) {
+      b.IndexSelect(queue, {.seqs = seqs,
+                            .heads = heads,
+                            .dim = shape.index_dim,
+                            .rope = shape.rope,
+                            .topk = topk,
+                            .q = iq.data(),
+                            .head_weight = hw.data(),
+                            .scale = 0.05f,
+                            .table = w.rope(),
+                            .pool = &w.pool(),
+                            .layer = KvWorld::kLayer,
+                            .selected = out.data(),
+                            .selected_count = count.data(),
+                            .gap = gap.data()});
+    };
+    select(*tested_, *queue_, selected);
+    select(*oracle_, *oracle_queue_, want_selected);
+    for (int64_t r = 0; r < rows; ++r) {
+      if (gap[size_t(r)] < 1e-4) continue;
+      EXPECT_TRUE(std::equal(selected.begin() + r * topk, selected.begin() + (r + 1) * topk,
+                             want_selected.begin() + r * topk));
+    }
+    for (const bool sparse : {false, true}) {
+      std::vector<std::byte> got = ActBuffer(rows * heads * shape.kv_lora), want = got;
+      Both(&got, &want, [&](ops::Backend& b, ops::Queue& queue, std::vector<std::byte>& out) {
+        b.Attention(queue, {.seqs = seqs,
+                            .heads = heads,
+                            .kv_lora = shape.kv_lora,
+                            .rope = shape.rope,
+                            .topk = topk,
+                            .q = q.data(),
+                            .scale = 0.1f,
+                            .pool = &w.pool(),
+                            .layer = KvWorld::kLayer,
+                            .selected = sparse ? want_selected.data() : nullptr,
+                            .selected_count = sparse ? count.data() : nullptr,
+                            .out = out.data()});
+      });
+      const double tolerance = act() == DType::kBF16 ? 20 * 0x1p-8 : 20 * 0x1p-24 * double(dim);
+      ExpectNear(FromAct(act(), got), FromAct(act(), want), Ulp(act()), tolerance);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cpu, CatalogueTest, ::testing::ValuesIn(AllNumerics()),
                          [](const auto& info) { return cpu::testing::Label(info.param); });
 

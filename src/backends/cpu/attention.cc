@@ -45,10 +45,6 @@ const std::byte* RowAddress(const Context& c, int64_t page_begin, int64_t positi
   return c.pages(c.a.seqs.pages[page_begin + slot / kPageTokens]) + slot % kPageTokens * c.row_bytes;
 }
 
-void PrefetchRow(const std::byte* row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-}
-
 // What one task computes: rows [row, row + rows) of sequence seq, heads [head, head + heads). Either all rows
 // see every position up to their own, or rows == 1 and the row has a selection.
 struct Task {
@@ -83,8 +79,14 @@ Arrays Carve(Carver& c, int64_t m, const ops::AttentionArgs& a, int64_t nr, int6
   return x;
 }
 
-// Scores, softmax and merge of one loaded block for the pairs [m0, m).
-void Block(const Context& c, const Arrays& x, int64_t m0, int64_t m) {
+// Scores, softmax and merge of one loaded block for the pairs [m0, m), of which none sees more than `count`
+// of its rows. Columns past a pair's own count have weight 0, and adding 0 * value changes no bit, so `count`
+// may be anything from there to 64.
+void Block(const Context& c, const Arrays& x, int64_t m0, int64_t m, int64_t count, RowPrefetch* next) {
+  if (next->count > 0) {
+    const int64_t tiles = CeilDiv(m - m0, 12) * (CeilDiv(count, c.t.nr) + CeilDiv(c.a.kv_lora, c.t.nr));
+    next->lines_per_step = CeilDiv(next->count * CeilDiv(next->bytes, 64), tiles);
+  }
   const ops::AttentionArgs& a = c.a;
   const int64_t element = c.t.bf16_pairs ? 2 : 4;
   const GemmFn gemm = c.t.bf16_pairs ? c.t.gemm_pairs : c.t.gemm_f32;
@@ -95,9 +97,10 @@ void Block(const Context& c, const Arrays& x, int64_t m0, int64_t m) {
   qk.k = c.dim;
   qk.b = x.keys;
   qk.panel_bytes = c.t.nr * AlignUp(c.dim, c.t.bf16_pairs ? 2 : 1) * element;
-  qk.cols = kBlock;
+  qk.cols = count;
   qk.c = x.s + m0 * kBlock;
   qk.ldc = kBlock;
+  qk.prefetch = next;
   gemm(qk);
   c.t.softmax({.s = x.s + m0 * kBlock,
                .m = m - m0,
@@ -112,7 +115,7 @@ void Block(const Context& c, const Arrays& x, int64_t m0, int64_t m) {
   pv.a = x.p + m0 * kBlock * element;
   pv.lda = kBlock;
   pv.rows = m - m0;
-  pv.k = kBlock;
+  pv.k = AlignUp(count, 2);
   pv.b = x.values;
   pv.panel_bytes = c.t.nr * kBlock * element;
   pv.cols = a.kv_lora;
@@ -121,6 +124,7 @@ void Block(const Context& c, const Arrays& x, int64_t m0, int64_t m) {
   pv.store = Store::kMerge;
   pv.alpha = x.alpha + m0;
   pv.beta = x.beta + m0;
+  pv.prefetch = next;
   gemm(pv);
 }
 
@@ -179,22 +183,25 @@ void RunTask(const Context& c, const Task& task, Scratch& scratch) {
                    .keys = x.keys,
                    .values = x.values,
                    .row = x.row});
+    RowPrefetch prefetch;
     if (first + kBlock < keys) {
       gather(first + kBlock, rows[(b + 1) & 1]);
-      const int64_t next = std::min(kBlock, keys - first - kBlock),
-                    bytes = c.full == nullptr ? c.row_bytes : c.full_row_bytes;
-      for (int64_t j = 0; j < next; ++j) PrefetchRow(rows[(b + 1) & 1][j], bytes);
+      prefetch = {.rows = rows[(b + 1) & 1],
+                  .count = std::min(kBlock, keys - first - kBlock),
+                  .bytes = c.full == nullptr ? c.row_bytes : c.full_row_bytes};
     }
     bool leading = true;
+    int64_t most = 0;
     for (int64_t r = 0; r < task.rows; ++r) {
       const int64_t seen =
           sees_all ? std::min<int64_t>(count, a.seqs.positions[task.row + r] + 1 - first) : count;
       std::fill(x.valid + r * task.heads, x.valid + (r + 1) * task.heads,
                 int32_t(std::max<int64_t>(seen, 0)));
+      most = std::max(most, seen);
       leading = leading && seen <= 0;
       if (leading) m0 = (r + 1) * task.heads;  // rows whose positions end before this block
     }
-    if (m0 < m) Block(c, x, m0, m);
+    if (m0 < m) Block(c, x, m0, m, most, &prefetch);
     m0 = 0;
   }
   for (int64_t r = 0; r < task.rows; ++r) {
@@ -283,6 +290,8 @@ void RunAttention(CpuQueue& q, const KernelTable& t, DType act, const ops::Atten
   const KvLayout& layout = a.pool->layout();
   SLUICE_CHECK(layout.kv_lora() == a.kv_lora && layout.rope() == a.rope,
                "pool rows are {} + {}, attention wants {} + {}", layout.kv_lora(), layout.rope(), a.kv_lora,
+               a.rope);
+  SLUICE_CHECK((a.kv_lora + a.rope) % 2 == 0 && a.kv_lora <= 64 * 128, "latent rows of {} + {}", a.kv_lora,
                a.rope);
   Context c{.q = q,
             .t = t,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 
 #include "backends/cpu/attention.h"
 #include "backends/cpu/cpu_queue.h"
@@ -27,6 +29,7 @@ class CpuBackend final : public ops::Backend {
   CpuBackend(const KernelTable& table, ops::BackendInfo info) : t_(table), info_(std::move(info)) {}
 
   const ops::BackendInfo& info() const override { return info_; }
+  const KernelTable& table() const { return t_; }
   std::unique_ptr<ops::Queue> MakeQueue(int threads, int first_core) override {
     return std::make_unique<CpuQueue>(threads, first_core);
   }
@@ -103,6 +106,52 @@ StatusOr<std::unique_ptr<ops::Backend>> MakeCpuBackend(const CpuOptions& options
                                .isa = name,
                                .act = options.act,
                                .numerics_class = fmt::format("cpu/{}/{}/1", name, Name(options.act))});
+}
+
+void SelectTopKRows(const ops::Backend& backend, ops::Queue& queue, const float* scores, int64_t rows,
+                    int64_t n, int64_t k, int32_t* out) {
+  ThreadGroup& group = Cpu(queue).group();
+  group.ParallelFor(rows, [&](int thread, int64_t r) {
+    auto* keys = reinterpret_cast<uint32_t*>(group.scratch(thread).Get((2 * n + 64) * 4));
+    SelectTopK(static_cast<const CpuBackend&>(backend).table(), scores + r * n, n, k, out + r * k,
+               reinterpret_cast<int32_t*>(keys + n), keys);
+  });
+}
+
+double MeasurePeakFlops(const ops::Backend& backend, ops::Queue& queue) {
+  const KernelTable& t = static_cast<const CpuBackend&>(backend).table();
+  ThreadGroup& group = Cpu(queue).group();
+  constexpr int64_t kRounds = 10000;  // about a quarter of a millisecond
+  std::vector<double> done(size_t(group.threads()) * 20);
+  const auto start = std::chrono::steady_clock::now();
+  group.ParallelFor(int64_t(done.size()), [&](int, int64_t i) {
+    float sink[3] = {0.5f, 0.25f, 0};
+    done[size_t(i)] = t.peak(kRounds, sink);
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  double total = 0;
+  for (double d : done) total += d;
+  return total / seconds.count();
+}
+
+double MeasureReadBytesPerSecond(ops::Queue& queue, std::span<const std::byte> memory) {
+  ThreadGroup& group = Cpu(queue).group();
+  constexpr int64_t kPiece = 1 << 20;
+  const int64_t pieces = int64_t(memory.size()) / kPiece;
+  std::vector<uint64_t> sums(static_cast<size_t>(pieces));
+  const auto start = std::chrono::steady_clock::now();
+  group.ParallelFor(pieces, [&](int, int64_t i) {
+    const auto* p = reinterpret_cast<const uint64_t*>(memory.data() + i * kPiece);
+    uint64_t s[8] = {};
+    for (int64_t k = 0; k < kPiece / 8; k += 8) {
+      for (int j = 0; j < 8; ++j) s[j] += p[k + j];
+    }
+    sums[size_t(i)] = s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  static std::atomic<uint64_t> keep;  // the sums are used, so the reads happen
+  for (uint64_t s : sums) keep.fetch_add(s, std::memory_order_relaxed);
+  return double(pieces * kPiece) / seconds.count();
 }
 
 }  // namespace sluice::cpu

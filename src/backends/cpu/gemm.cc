@@ -159,12 +159,30 @@ void Gemm(const GemmArgs& g) {
         Rows<1>(g, row, rows, p * nr, b + p * pe, pe);
       }
       row += rows;
+      if (g.prefetch != nullptr) g.prefetch->Step();
     }
     p += np;
   }
 }
 
+double Peak(int64_t n, float* sink) {
+  constexpr int kSums = 2 * kMaxRows;
+  VF acc[kSums];
+  const VF x = hn::Set(df, sink[0]), y = hn::Set(df, sink[1]);
+#pragma GCC unroll 24
+  for (int i = 0; i < kSums; ++i) acc[i] = hn::Set(df, float(i));
+  for (int64_t k = 0; k < n; ++k) {
+#pragma GCC unroll 24
+    for (int i = 0; i < kSums; ++i) acc[i] = hn::MulAdd(acc[i], x, y);
+  }
+  VF sum = acc[0];
+  for (int i = 1; i < kSums; ++i) sum = hn::Add(sum, acc[i]);
+  sink[2] = hn::GetLane(sum);
+  return 2.0 * kSums * double(L()) * double(n);
+}
+
 void FillGemmHere(KernelTable* t) {
+  t->peak = Peak;
   t->nr = PanelWidth();
   t->gemm_f32 = Gemm<float>;
   t->gemm_f32_bf16 = Gemm<uint16_t>;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -58,22 +59,41 @@ void SelectFirst(const ops::IndexSelectArgs& a, int64_t row, int64_t n) {
 
 }  // namespace
 
-float SelectTopK(const float* scores, int64_t n, int64_t k, int32_t* out, uint32_t* keys) {
-  for (int64_t i = 0; i < n; ++i) keys[i] = OrderKey(scores[i]);
+float SelectTopK(const KernelTable& t, const float* scores, int64_t n, int64_t k, int32_t* out,
+                 int32_t* found, uint32_t* keys) {
   if (k == n) {
     for (int64_t i = 0; i < n; ++i) out[i] = int32_t(i);
     return std::numeric_limits<float>::infinity();
   }
-  const uint32_t least = KthLargest(keys, n, k);
-  int64_t above = 0;
-  for (int64_t i = 0; i < n; ++i) above += keys[i] > least;
-  int64_t ties = k - above;
+  // A sample guesses a bound that more than k scores reach, mostly not by much; whoever is under it is never
+  // looked at again. A wrong guess costs a pass and changes no result.
+  constexpr int64_t kSample = 1024;
+  int64_t count = 0;
+  if (n >= 4 * kSample && k < n / 3) {
+    float sample[kSample];
+    for (int64_t i = 0; i < kSample; ++i) sample[i] = scores[i * (n / kSample)];
+    const double expected = double(k) * kSample / double(n);
+    const int64_t rank = int64_t(expected + 3 * std::sqrt(expected) + 8);
+    std::nth_element(sample, sample + rank, sample + kSample,
+                     [](float x, float y) { return OrderKey(x) > OrderKey(y); });
+    count = t.collect(scores, n, sample[rank], found);
+  }
+  const bool all = count <= k;
+  if (all) {
+    count = n;
+    for (int64_t i = 0; i < n; ++i) keys[i] = OrderKey(scores[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) keys[i] = OrderKey(scores[found[i]]);
+  }
+  const uint32_t least = KthLargest(keys, count, k);
+  int64_t ties = k;
+  for (int64_t i = 0; i < count; ++i) ties -= keys[i] > least;
   uint32_t left_out = 0;
   int64_t w = 0;
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     if (keys[i] > least || (keys[i] == least && ties > 0)) {
       ties -= keys[i] == least;
-      out[w++] = int32_t(i);
+      out[w++] = all ? int32_t(i) : found[i];
     } else {
       left_out = std::max(left_out, keys[i]);
     }
@@ -117,7 +137,7 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
     *query = c.Take<std::byte>(batch * q_row * element);
     *weight = c.Take<float>(batch * a.heads);
     *tasks = c.Take<int32_t>(3 * batch * CeilDiv(width, kPageTokens * kPagesPerTask));
-    *keys = c.Take<uint32_t>(width * q.threads());
+    *keys = c.Take<uint32_t>(2 * (width + kPageTokens) * q.threads());
   };
   float *scores, *weight;
   std::byte* query;
@@ -133,6 +153,8 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
       stored == DType::kF32 ? RowFormat::kF32 : (stored == DType::kBF16 ? RowFormat::kBF16 : RowFormat::kFp8);
   SLUICE_CHECK(a.pool->layout().index_dim() == a.dim, "pool index rows have {} values, the op {}",
                a.pool->layout().index_dim(), a.dim);
+
+  SLUICE_CHECK(a.dim % 2 == 0 && a.dim <= 512, "index rows of {} values", a.dim);
 
   for (int64_t first = 0; first < total; first += batch) {
     const int64_t n = std::min(batch, total - first);
@@ -204,8 +226,10 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
     });
     q.group().ParallelFor(n, [&](int thread, int64_t i) {
       const int64_t row = row_of[2 * i + 1];
-      const float gap = SelectTopK(scores + i * width + shift, seqs.positions[row] + 1, a.topk,
-                                   a.selected + row * a.topk, order + int64_t(thread) * width);
+      uint32_t* mine = order + 2 * (width + kPageTokens) * thread;
+      const float gap =
+          SelectTopK(t, scores + i * width + shift, seqs.positions[row] + 1, a.topk,
+                     a.selected + row * a.topk, reinterpret_cast<int32_t*>(mine + width + kPageTokens), mine);
       a.selected_count[row] = int32_t(a.topk);
       if (a.gap != nullptr) a.gap[row] = gap;
     });

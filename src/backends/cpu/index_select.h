@@ -14,7 +14,8 @@ namespace sluice::cpu {
 void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::IndexSelectArgs& a);
 
 // Positions of the k best of scores[0:n], ascending, k <= n. Returns the k-th score minus the best left out
-// (+inf when k == n). `keys` is scratch of n words.
-float SelectTopK(const float* scores, int64_t n, int64_t k, int32_t* out, uint32_t* keys);
+// (+inf when k == n). Scratch: keys [n], found [n + 64].
+float SelectTopK(const KernelTable& t, const float* scores, int64_t n, int64_t k, int32_t* out,
+                 int32_t* found, uint32_t* keys);
 
 }  // namespace sluice::cpu

@@ -37,7 +37,10 @@ KernelTable Fill(Isa isa, bool act_bf16) {
   FillGemm(isa, &t);
   FillRowOps(isa, &t);
   FillAttention(isa, &t);
-  if (t.bf16_pairs) FillBf16Pairs(&t);
+  if (t.bf16_pairs) {
+    FillBf16Gemm(&t);
+    FillBf16Attention(&t);
+  }
   return t;
 }
 

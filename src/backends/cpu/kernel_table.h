@@ -17,6 +17,26 @@ namespace sluice::cpu {
 
 enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
 
+// Rows that will be read soon, fetched towards the cache a few lines at a time between register tiles, so
+// that fetching runs beside the arithmetic instead of in bursts that fill the miss buffers.
+struct RowPrefetch {
+  const std::byte* const* rows = nullptr;
+  int64_t count = 0, bytes = 0;  // rows, bytes of each
+  int64_t lines_per_step = 0;
+  int64_t row = 0, byte = 0;  // next
+  void Step() {
+    for (int64_t i = 0; i < lines_per_step && row < count; ++i) {
+      __builtin_prefetch(rows[row] + byte, 0, 2);
+      byte += 64;
+      if (byte >= bytes) {
+        __builtin_prefetch(rows[row] + bytes - 1, 0, 2);
+        byte = 0;
+        ++row;
+      }
+    }
+  }
+};
+
 enum class Store : uint8_t {
   kF32,     // c = acc
   kF32Add,  // c += acc
@@ -35,6 +55,8 @@ struct GemmArgs {
   Store store = Store::kF32;
   const float* alpha = nullptr;
   const float* beta = nullptr;
+  int64_t scale_block = 0;  // e4m3 panels: k of one scale
+  RowPrefetch* prefetch = nullptr;
 };
 using GemmFn = void (*)(const GemmArgs&);
 
@@ -79,6 +101,14 @@ struct KernelTable {
   GemmFn gemm_f32 = nullptr;       // a f32, b plain f32
   GemmFn gemm_f32_bf16 = nullptr;  // a f32, b plain bf16
   GemmFn gemm_pairs = nullptr;     // a bf16, b pairs
+  // a bf16, b e4m3 panels (bf16_gemm.cc has their layout), at most kFp8Rows rows, k even. For more rows
+  // decode a panel into pairs first; the bits are the same.
+  static constexpr int64_t kFp8Rows = 6;
+  GemmFn gemm_pairs_fp8 = nullptr;
+  void (*decode_panel_fp8)(const void* panel, int64_t k, int64_t block, uint16_t* out) = nullptr;
+  // n rounds of the multiply-add that products run on, in registers alone; returns the operations done. The
+  // ceiling of every product, for benchmarks.
+  double (*peak)(int64_t n, float* sink) = nullptr;
 
   void (*bf16_to_f32)(const uint16_t* x, int64_t n, float* y) = nullptr;
   void (*f32_to_bf16)(const float* x, int64_t n, uint16_t* y) = nullptr;
@@ -93,6 +123,8 @@ struct KernelTable {
   void (*quant_e4m3)(const float* x, int64_t n, float scale, uint8_t* y) = nullptr;  // e4m3(x / scale)
   void (*dequant_e4m3)(const uint8_t* x, int64_t n, float scale, float* y) = nullptr;
   // out[i, j] = x[i] . w[j]; x [rows, n], w [cols, n], out [rows, cols]
+  // Positions i with x[i] >= least, in order; returns how many. out has room for n + 64.
+  int64_t (*collect)(const float* x, int64_t n, float least, int32_t* out) = nullptr;
   void (*dots)(const float* x, int64_t rows, const float* w, int64_t cols, int64_t n, float* out) = nullptr;
   // y += sum over j in order of w[j] * d[j]
   void (*combine)(float* y, const float* const* d, const float* w, int64_t count, int64_t n) = nullptr;
@@ -118,6 +150,7 @@ Isa BestIsa();
 void FillGemm(Isa isa, KernelTable* t);
 void FillRowOps(Isa isa, KernelTable* t);
 void FillAttention(Isa isa, KernelTable* t);
-void FillBf16Pairs(KernelTable* t);
+void FillBf16Gemm(KernelTable* t);
+void FillBf16Attention(KernelTable* t);
 
 }  // namespace sluice::cpu

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -67,7 +69,27 @@ Status CheckView(const ops::WeightView& w) {
   return OkStatus();
 }
 
-// The same matrix seen by the kernels: where the columns from panel p on lie.
+// Can the group stay e4m3? One k block for all, finite scales that leave room for 2^120, no NaN code.
+bool StaysFp8(std::span<const std::vector<ops::WeightView>> groups) {
+  const int64_t block = groups[0][0].scale_block_k;
+  for (const auto& views : groups) {
+    for (const ops::WeightView& w : views) {
+      if (w.dtype != DType::kF8E4M3 || w.scale == nullptr || w.scale_block_k != block || block % 2 != 0 ||
+          w.in % 2 != 0) {
+        return false;
+      }
+      for (int64_t i = 0; i < CeilDiv(w.out, w.scale_block_n) * CeilDiv(w.in, block); ++i) {
+        if (!(std::fabs(w.scale[i]) < 128.0f)) return false;
+      }
+      const uint8_t* codes = static_cast<const uint8_t*>(w.data);
+      for (int64_t i = 0; i < w.out * w.in; ++i) {
+        if ((codes[i] & 0x7f) == 0x7f) return false;
+      }
+    }
+  }
+  return true;
+}
+
 GemmFn GemmFor(const KernelTable& t, PanelKind kind) {
   switch (kind) {
     case PanelKind::kF32:
@@ -76,11 +98,16 @@ GemmFn GemmFor(const KernelTable& t, PanelKind kind) {
       return t.gemm_f32_bf16;
     case PanelKind::kPairs:
       return t.gemm_pairs;
+    case PanelKind::kPairsFp8:
+      return t.gemm_pairs_fp8;
   }
   return nullptr;
 }
 
-int64_t ElementBytes(PanelKind kind) { return kind == PanelKind::kPairs ? 2 : 4; }
+// Of an activation as the kernel takes it.
+int64_t ElementBytes(PanelKind kind) {
+  return kind == PanelKind::kPairs || kind == PanelKind::kPairsFp8 ? 2 : 4;
+}
 
 Store StoreOf(ops::OutMode mode, DType act) {
   switch (mode) {
@@ -148,20 +175,31 @@ struct Product {
   Store store;
 };
 
-void RunBlock(const KernelTable& t, const Product& p, int64_t row0, int64_t rows, int64_t panel0,
-              int64_t panels) {
+void RunBlock(CpuQueue& q, int thread, const KernelTable& t, const Product& p, int64_t row0, int64_t rows,
+              int64_t panel0, int64_t panels) {
+  const PackedLinear& w = *p.w;
   GemmArgs g;
-  g.a = p.a + row0 * p.lda * ElementBytes(p.w->kind());
+  g.a = p.a + row0 * p.lda * ElementBytes(w.kind());
   g.lda = p.lda;
   g.rows = rows;
-  g.k = p.w->in;
-  g.b = p.w->group(p.group) + panel0 * p.w->panel_bytes();
-  g.panel_bytes = p.w->panel_bytes();
-  g.cols = std::min(p.w->out - panel0 * t.nr, panels * t.nr);
+  g.k = w.in;
+  g.b = w.group(p.group) + panel0 * w.panel_bytes();
+  g.panel_bytes = w.panel_bytes();
+  g.cols = std::min(w.out - panel0 * t.nr, panels * t.nr);
   g.c = p.c + (row0 * p.ldc + panel0 * t.nr) * StoreBytes(p.store);
   g.ldc = p.ldc;
   g.store = p.store;
-  GemmFor(t, p.w->kind())(g);
+  g.scale_block = w.scale_block();
+  if (w.kind() != PanelKind::kPairsFp8 || rows <= KernelTable::kFp8Rows) return GemmFor(t, w.kind())(g);
+  auto* decoded = reinterpret_cast<uint16_t*>(q.panel(thread).Get(w.in * t.nr * 2));
+  const std::byte* panel = static_cast<const std::byte*>(g.b);
+  for (int64_t cols = g.cols; cols > 0; cols -= t.nr, panel += w.panel_bytes()) {
+    t.decode_panel_fp8(panel, w.in, w.scale_block(), decoded);
+    g.b = decoded;
+    g.cols = std::min(cols, t.nr);
+    t.gemm_pairs(g);
+    g.c = static_cast<std::byte*>(g.c) + t.nr * StoreBytes(p.store);
+  }
 }
 
 void RunProduct(CpuQueue& q, const KernelTable& t, const Product& p) {
@@ -171,7 +209,7 @@ void RunProduct(CpuQueue& q, const KernelTable& t, const Product& p) {
     for (int64_t row = 0, block = std::max<int64_t>(
                               96, kRowBlockBytes / (p.w->in * ElementBytes(p.w->kind())) / 12 * 12);
          row < p.rows; row += block) {
-      RunBlock(t, p, row, std::min(block, p.rows - row), 0, panels);
+      RunBlock(q, 0, t, p, row, std::min(block, p.rows - row), 0, panels);
     }
     return;
   }
@@ -183,9 +221,9 @@ void RunProduct(CpuQueue& q, const KernelTable& t, const Product& p) {
   if (p.rows <= 12)
     chunk = std::max(chunk, std::min(CeilDiv(panels, threads), CeilDiv(64 << 10, p.w->panel_bytes())));
   const int64_t chunks = CeilDiv(panels, chunk);
-  q.group().ParallelFor(chunks * row_blocks, [&](int, int64_t i) {
+  q.group().ParallelFor(chunks * row_blocks, [&](int thread, int64_t i) {
     const int64_t rb = i / chunks, panel0 = i % chunks * chunk;
-    RunBlock(t, p, rb * block, std::min(block, p.rows - rb * block), panel0,
+    RunBlock(q, thread, t, p, rb * block, std::min(block, p.rows - rb * block), panel0,
              std::min(chunk, panels - panel0));
   });
 }
@@ -215,15 +253,31 @@ StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType a
     }
     if (out != p->out) return Invalid("groups have {} and {} outputs; they must be equal", p->out, out);
   }
-  p->kind_ = t.bf16_pairs ? PanelKind::kPairs
+  p->kind_ = t.bf16_pairs ? (StaysFp8(groups) ? PanelKind::kPairsFp8 : PanelKind::kPairs)
                           : (act == DType::kBF16 || all_bf16 ? PanelKind::kBF16 : PanelKind::kF32);
-  p->kernel = fmt::format("{} {}", t.name,
-                          p->kind_ == PanelKind::kPairs  ? "bf16 pairs, k in order"
-                          : p->kind_ == PanelKind::kBF16 ? "bf16 widened, k in order"
-                                                         : "f32, k in order");
+  p->kernel =
+      fmt::format("{} {}", t.name,
+                  p->kind_ == PanelKind::kPairsFp8 ? "e4m3 rounded to bf16 pairs in registers, k in order"
+                  : p->kind_ == PanelKind::kPairs  ? "bf16 pairs, k in order"
+                  : p->kind_ == PanelKind::kBF16   ? "bf16 widened, k in order"
+                                                   : "f32, k in order");
   const int64_t nr = t.nr, panels = CeilDiv(p->out, nr);
-  p->panel_bytes_ = p->kind_ == PanelKind::kPairs ? CeilDiv(p->in, 2) * 2 * nr * 2
-                                                  : p->in * nr * (p->kind_ == PanelKind::kBF16 ? 2 : 4);
+  p->scale_block_ = p->kind_ == PanelKind::kPairsFp8 ? groups[0][0].scale_block_k : 0;
+  const int64_t scale_blocks = p->scale_block_ > 0 ? CeilDiv(p->in, p->scale_block_) : 0;
+  switch (p->kind_) {
+    case PanelKind::kF32:
+      p->panel_bytes_ = p->in * nr * 4;
+      break;
+    case PanelKind::kBF16:
+      p->panel_bytes_ = p->in * nr * 2;
+      break;
+    case PanelKind::kPairs:
+      p->panel_bytes_ = AlignUp(p->in, 2) * nr * 2;
+      break;
+    case PanelKind::kPairsFp8:
+      p->panel_bytes_ = (scale_blocks * 4 + p->in) * nr;
+      break;
+  }
   p->group_bytes_ = AlignUp(panels * p->panel_bytes_, 64);
   p->packed_bytes = p->bytes_ = AlignUp(p->group_bytes_ * p->groups, 4096);
   void* m = mmap(nullptr, size_t(p->bytes_), PROT_READ | PROT_WRITE,
@@ -241,6 +295,15 @@ StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType a
       for (int64_t r = 0; r < w.out; ++r, ++n) {
         std::byte* panel = p->data_ + g * p->group_bytes_ + n / nr * p->panel_bytes_;
         const int64_t j = n % nr;
+        if (p->kind_ == PanelKind::kPairsFp8) {
+          float* scale = reinterpret_cast<float*>(panel);
+          for (int64_t b = 0; b < scale_blocks; ++b)
+            scale[b * nr + j] = w.scale[r / w.scale_block_n * scale_blocks + b];
+          const uint8_t* src = static_cast<const uint8_t*>(w.data) + r * w.in;
+          uint8_t* dst = reinterpret_cast<uint8_t*>(panel) + scale_blocks * nr * 4;
+          for (int64_t k = 0; k < p->in; k += 2) std::memcpy(dst + (k / 2 * nr + j) * 2, src + k, 2);
+          continue;
+        }
         RowToF32(t, w, r, row.data());
         if (p->kind_ == PanelKind::kF32) {
           float* dst = reinterpret_cast<float*>(panel);
@@ -302,8 +365,9 @@ void RunHeads(CpuQueue& q, const KernelTable& t, DType act, const ops::HeadLinea
       }
       std::byte* y = static_cast<std::byte*>(a.y) + (row0 * a.y_row + h * a.y_head) * element;
       RunBlock(
-          t, {.w = &w, .group = h, .rows = rows, .a = x, .lda = lda, .c = y, .ldc = a.y_row, .store = store},
-          0, rows, 0, panels);
+          q, thread, t,
+          {.w = &w, .group = h, .rows = rows, .a = x, .lda = lda, .c = y, .ldc = a.y_row, .store = store}, 0,
+          rows, 0, panels);
     }
   });
 }
@@ -378,9 +442,9 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
             tasks.push_back(int32_t(p));
           }
         }
-        q.group().ParallelFor(int64_t(tasks.size() / 2), [&](int, int64_t i) {
+        q.group().ParallelFor(int64_t(tasks.size() / 2), [&](int thread, int64_t i) {
           const int64_t e = tasks[size_t(2 * i)], p = tasks[size_t(2 * i + 1)], row = begin[e];
-          RunBlock(t,
+          RunBlock(q, thread, t,
                    {.w = &w,
                     .group = e,
                     .rows = begin[e + 1] - row,

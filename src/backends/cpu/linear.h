@@ -13,7 +13,12 @@
 
 namespace sluice::cpu {
 
-enum class PanelKind : uint8_t { kF32, kBF16, kPairs };
+enum class PanelKind : uint8_t {
+  kF32,
+  kBF16,
+  kPairs,
+  kPairsFp8,  // e4m3 and its block scales as in the checkpoint, half the bytes of kPairs and the same bits
+};
 
 class PackedLinear final : public ops::Linear {
  public:
@@ -22,13 +27,14 @@ class PackedLinear final : public ops::Linear {
   const std::byte* group(int64_t g) const { return data_ + g * group_bytes_; }
   PanelKind kind() const { return kind_; }
   int64_t panel_bytes() const { return panel_bytes_; }
+  int64_t scale_block() const { return scale_block_; }
 
  private:
   friend StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable&, DType,
                                                             std::span<const std::vector<ops::WeightView>>);
   PanelKind kind_ = PanelKind::kF32;
   std::byte* data_ = nullptr;
-  int64_t bytes_ = 0, group_bytes_ = 0, panel_bytes_ = 0;
+  int64_t bytes_ = 0, group_bytes_ = 0, panel_bytes_ = 0, scale_block_ = 0;
 };
 
 // Each group is the concatenation (along out) of its views. Fails when views disagree in shape or have an

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "backends/cpu/test_support.h"
+#include "base/ids.h"
 #include "gtest/gtest.h"
 
 namespace sluice::cpu {
@@ -165,6 +166,51 @@ TEST_P(LinearTest, CheckpointFormsGiveTheirDequantisedValues) {
   for (size_t i = 0; i < f16.size(); ++i) widened[i] = E4M3ToF32(codes[i]) / 256;
   EXPECT_EQ(apply({.dtype = DType::kF16, .data = f16.data()}),
             apply({.dtype = DType::kF32, .data = widened.data()}));
+}
+
+// e4m3 weights may stay e4m3 in memory; the products must not show it, at any number of rows.
+TEST_P(LinearTest, Fp8WeightsGiveTheBitsOfTheirBf16Form) {
+  const int64_t in = 320;
+  const int64_t outs[] = {160, 72};  // concatenated; the second starts inside a panel's scale block
+  std::vector<std::vector<uint8_t>> codes;
+  std::vector<std::vector<float>> scales, dense;
+  std::mt19937 rng(21);
+  for (int64_t out : outs) {
+    codes.emplace_back(size_t(out * in));
+    for (uint8_t& c : codes.back()) {
+      do c = uint8_t(rng());
+      while ((c & 0x7f) == 0x7f);
+    }
+    scales.push_back(Normal(CeilDiv(out, 128) * CeilDiv(in, 128), 22, 0.01f));
+    dense.emplace_back();
+    for (int64_t i = 0; i < out * in; ++i) {
+      const float s = scales.back()[size_t(i / in / 128 * CeilDiv(in, 128) + i % in / 128)];
+      dense.back().push_back(RoundTo(act(), E4M3ToF32(codes.back()[size_t(i)]) * s));
+    }
+  }
+  std::vector<ops::WeightView> fp8, plain;
+  for (size_t i = 0; i < 2; ++i) {
+    fp8.push_back({.dtype = DType::kF8E4M3,
+                   .out = outs[i],
+                   .in = in,
+                   .data = codes[i].data(),
+                   .scale = scales[i].data(),
+                   .scale_block_n = 128,
+                   .scale_block_k = 128});
+    plain.push_back({.dtype = DType::kF32, .out = outs[i], .in = in, .data = dense[i].data()});
+  }
+  const auto packed = backend_->Pack(fp8).value(), want = backend_->Pack(plain).value();
+  for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 12, 13, 40, 300}) {
+    const auto x = ToAct(act(), Normal(rows * in, 23));
+    ASSERT_EQ(Apply(*backend_, 2, *packed, x, rows), Apply(*backend_, 1, *want, x, rows)) << rows;
+  }
+  if (GetParam().isa == "avx512_bf16" && act() == DType::kBF16) {
+    EXPECT_LT(packed->packed_bytes, want->packed_bytes * 6 / 10 + 8192) << packed->kernel;
+  }
+  codes[0][77] = 0x7f;  // NaN must come out as NaN
+  const auto nan = backend_->Pack(fp8).value();
+  const std::vector<float> y = Apply(*backend_, 1, *nan, ToAct(act(), Normal(in, 24)), 1);
+  EXPECT_TRUE(std::isnan(y[77 / in]));
 }
 
 TEST_P(LinearTest, ConcatenatedMatricesEqualSeparateOnes) {

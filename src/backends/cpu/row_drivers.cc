@@ -38,8 +38,10 @@ void StoreAct(const KernelTable& t, DType act, const float* x, int64_t n, void* 
   }
 }
 
+// A NaN among the values makes the scale NaN, and with it the whole tile when it is read.
 float Fp8Scale(const KernelTable& t, const float* x, int64_t n) {
-  return std::max(t.abs_max(x, n), kAmaxFloor) / 448.0f;
+  const float amax = t.abs_max(x, n);
+  return (amax < kAmaxFloor ? kAmaxFloor : amax) / 448.0f;
 }
 
 void WriteLatentRow(const KernelTable& t, const KvLayout& layout, const float* row, std::byte* out) {

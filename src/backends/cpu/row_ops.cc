@@ -140,13 +140,16 @@ void SigmoidRow(const float* x, int64_t n, float* y) {
   Map(x, n, y, [](VF v) HWY_ATTR { return Sigmoid(v); });
 }
 
+// On the bits, so that a NaN anywhere is the result.
 float AbsMaxRow(const float* x, int64_t n) {
   const int64_t lanes = int64_t(L());
-  VF m = hn::Zero(df);
+  const auto magnitude = hn::Set(di, 0x7fffffff);
+  auto m = hn::Zero(di);
   int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) m = hn::Max(m, hn::Abs(hn::LoadU(df, x + i)));
-  if (i < n) m = hn::Max(m, hn::Abs(LoadTail(x + i, n - i)));
-  return hn::GetLane(hn::MaxOfLanes(df, m));
+  for (; i + lanes <= n; i += lanes)
+    m = hn::Max(m, hn::And(hn::BitCast(di, hn::LoadU(df, x + i)), magnitude));
+  if (i < n) m = hn::Max(m, hn::And(hn::BitCast(di, LoadTail(x + i, n - i)), magnitude));
+  return hn::GetLane(hn::BitCast(df, hn::MaxOfLanes(di, m)));
 }
 
 void QuantE4M3Row(const float* x, int64_t n, float scale, uint8_t* y) {
@@ -171,6 +174,23 @@ void DequantE4M3Row(const uint8_t* x, int64_t n, float scale, float* y) {
     for (int64_t j = i; j < n; ++j) t[j - i] = x[j];
     StoreTail(hn::Mul(DecodeE4M3(t), s), y + i, n - i);
   }
+}
+
+int64_t Collect(const float* x, int64_t n, float least, int32_t* out) {
+  const int64_t lanes = int64_t(L());
+  const VF pivot = hn::Set(df, least);
+  const auto step = hn::Set(di, int32_t(lanes));
+  auto at = hn::Iota(di, 0);
+  int64_t count = 0, i = 0;
+  for (; i + lanes <= n; i += lanes, at = hn::Add(at, step)) {
+    const auto mask = hn::RebindMask(di, hn::Ge(hn::LoadU(df, x + i), pivot));
+    hn::StoreU(hn::Compress(at, mask), di, out + count);
+    count += int64_t(hn::CountTrue(di, mask));
+  }
+  for (; i < n; ++i) {
+    if (x[i] >= least) out[count++] = int32_t(i);
+  }
+  return count;
 }
 
 // MR x NC dot products; each has one vector of partial sums.
@@ -243,6 +263,7 @@ void FillRowOpsHere(KernelTable* t) {
   t->abs_max = AbsMaxRow;
   t->quant_e4m3 = QuantE4M3Row;
   t->dequant_e4m3 = DequantE4M3Row;
+  t->collect = Collect;
   t->dots = Dots;
   t->combine = Combine;
 }

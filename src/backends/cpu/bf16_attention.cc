@@ -1,9 +1,7 @@
-// AVX512-BF16: matrix products, latent tiles and index scores on the bf16 dot product (vdpbf16ps), which adds
-// two products to an f32 lane. Each element is one chain over pairs of k in order.
-#include <immintrin.h>
-
-#include <cstring>
-
+// AVX512-BF16 tiles of latent and index rows, their softmax and index scores.
+#if defined(__x86_64__)
+#include "backends/cpu/bf16_vec.h"
+#endif
 #include "backends/cpu/kernel_table.h"
 
 #if defined(__x86_64__)
@@ -12,140 +10,6 @@
 
 namespace sluice::cpu {
 namespace {
-
-constexpr int64_t kNr = 32;
-constexpr int kMaxRows = 12;  // 12 rows x 2 vectors of sums, 2 of B, 1 broadcast: 27 of 32 registers
-
-inline __m512bh Pairs(const uint16_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
-inline __m512bh Broadcast(const uint16_t* p) {
-  int32_t v;
-  std::memcpy(&v, p, 4);
-  return (__m512bh)_mm512_set1_epi32(v);
-}
-inline __m512i ToBF16(__m512 lo, __m512 hi) { return (__m512i)_mm512_cvtne2ps_pbh(hi, lo); }
-inline __mmask16 First(int64_t n) {
-  return n >= 16 ? __mmask16(0xffff) : (n <= 0 ? __mmask16(0) : __mmask16((1u << n) - 1));
-}
-
-inline void StorePair(const GemmArgs& g, int64_t row, int64_t col, int64_t valid, __m512 v0, __m512 v1) {
-  if (g.store == Store::kBF16) {
-    uint16_t* c = static_cast<uint16_t*>(g.c) + row * g.ldc + col;
-    const __mmask32 m = valid >= 32 ? __mmask32(0xffffffffu) : __mmask32((1u << valid) - 1);
-    _mm512_mask_storeu_epi16(c, m, ToBF16(v0, v1));
-    return;
-  }
-  float* c = static_cast<float*>(g.c) + row * g.ldc + col;
-  const __mmask16 m0 = First(valid), m1 = First(valid - 16);
-  if (g.store == Store::kF32Add) {
-    v0 = _mm512_add_ps(_mm512_maskz_loadu_ps(m0, c), v0);
-    v1 = _mm512_add_ps(_mm512_maskz_loadu_ps(m1, c + 16), v1);
-  } else if (g.store == Store::kMerge) {
-    const __m512 alpha = _mm512_set1_ps(g.alpha[row]), beta = _mm512_set1_ps(g.beta[row]);
-    v0 = _mm512_fmadd_ps(v0, beta, _mm512_mul_ps(_mm512_maskz_loadu_ps(m0, c), alpha));
-    v1 = _mm512_fmadd_ps(v1, beta, _mm512_mul_ps(_mm512_maskz_loadu_ps(m1, c + 16), alpha));
-  }
-  _mm512_mask_storeu_ps(c, m0, v0);
-  _mm512_mask_storeu_ps(c + 16, m1, v1);
-}
-
-// MR rows x NP panels in registers; pe = elements from panel to panel.
-template <int MR, int NP>
-[[gnu::noinline]] void Tile(const GemmArgs& g, int64_t row, int64_t col, const uint16_t* b, int64_t pe) {
-  const uint16_t* a = static_cast<const uint16_t*>(g.a) + row * g.lda;
-  const int64_t lda = g.lda;
-  __m512 acc[MR][2 * NP];
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 8
-    for (int p = 0; p < 2 * NP; ++p) acc[i][p] = _mm512_setzero_ps();
-  }
-  const int64_t even = g.k / 2 * 2;
-  for (int64_t k = 0; k < even; k += 2) {
-    __m512bh bv[2 * NP];
-#pragma GCC unroll 8
-    for (int p = 0; p < NP; ++p) {
-      bv[2 * p] = Pairs(b + p * pe + k * kNr);
-      bv[2 * p + 1] = Pairs(b + p * pe + k * kNr + 32);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; ++i) {
-      const __m512bh x = Broadcast(a + i * lda + k);
-#pragma GCC unroll 8
-      for (int p = 0; p < 2 * NP; ++p) acc[i][p] = _mm512_dpbf16_ps(acc[i][p], x, bv[p]);
-    }
-  }
-  if (even < g.k) {
-    for (int i = 0; i < MR; ++i) {
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(a[i * lda + even]);
-      for (int p = 0; p < 2 * NP; ++p) {
-        acc[i][p] = _mm512_dpbf16_ps(acc[i][p], x, Pairs(b + p / 2 * pe + even * kNr + p % 2 * 32));
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 4
-    for (int p = 0; p < NP; ++p) {
-      StorePair(g, row + i, col + p * kNr, g.cols - col - p * kNr, acc[i][2 * p], acc[i][2 * p + 1]);
-    }
-  }
-}
-
-template <int NP>
-void Rows(const GemmArgs& g, int64_t row, int rows, int64_t col, const uint16_t* b, int64_t pe) {
-  switch (rows) {
-    case 1:
-      return Tile<1, NP>(g, row, col, b, pe);
-    case 2:
-      return Tile<2, NP>(g, row, col, b, pe);
-    case 3:
-      return Tile<3, NP>(g, row, col, b, pe);
-    case 4:
-      return Tile < 4, NP < 2 ? NP : 2 > (g, row, col, b, pe);
-    case 5:
-      return Tile < 5, NP < 2 ? NP : 2 > (g, row, col, b, pe);
-    case 6:
-      return Tile < 6, NP < 2 ? NP : 2 > (g, row, col, b, pe);
-    case 7:
-      return Tile<7, 1>(g, row, col, b, pe);
-    case 8:
-      return Tile<8, 1>(g, row, col, b, pe);
-    case 9:
-      return Tile<9, 1>(g, row, col, b, pe);
-    case 10:
-      return Tile<10, 1>(g, row, col, b, pe);
-    case 11:
-      return Tile<11, 1>(g, row, col, b, pe);
-    case 12:
-      return Tile<12, 1>(g, row, col, b, pe);
-    default:
-      break;
-  }
-}
-
-void Gemm(const GemmArgs& g) {
-  if (g.rows <= 0) return;
-  const int64_t pe = g.panel_bytes / 2, panels = (g.cols + kNr - 1) / kNr;
-  const int64_t tiles = (g.rows + kMaxRows - 1) / kMaxRows;
-  const int wide = g.rows <= 3 ? 4 : (g.rows <= 6 ? 2 : 1);  // panels side by side
-  const uint16_t* b = static_cast<const uint16_t*>(g.b);
-  for (int64_t p = 0; p < panels;) {
-    const int np = p + wide <= panels ? wide : (p + 2 <= panels && wide > 1 ? 2 : 1);
-    int64_t row = 0;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int rows = int((g.rows - row + tiles - t - 1) / (tiles - t));
-      if (np == 4) {
-        Rows<4>(g, row, rows, p * kNr, b + p * pe, pe);
-      } else if (np == 2) {
-        Rows<2>(g, row, rows, p * kNr, b + p * pe, pe);
-      } else {
-        Rows<1>(g, row, rows, p * kNr, b + p * pe, pe);
-      }
-      row += rows;
-    }
-    p += np;
-  }
-}
 
 // 16 rows of 16 dwords -> 16 vectors, vector d = dword d of the 16 rows.
 inline void Transpose16(__m512i r[16]) {
@@ -189,7 +53,7 @@ void PackKeys(const uint16_t* const* rows, int64_t count, int64_t n, uint16_t* k
     }
     for (int64_t d = 0; d < pairs; d += 16) {
       const int64_t left = n - d * 2;  // elements
-      const __mmask32 m = left >= 32 ? __mmask32(0xffffffffu) : __mmask32((1u << left) - 1);
+      const __mmask32 m = First32(left);
       __m512i r[16];
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
@@ -224,7 +88,7 @@ void PackValues(const uint16_t* const* rows, int64_t count, int64_t n, uint16_t*
     const uint16_t* b = 2 * t + 1 < count ? rows[2 * t + 1] : nullptr;
     uint16_t* out = values + t * 2 * kNr;
     for (int64_t c = 0; c < n; c += kNr, out += 64 * kNr) {
-      const __mmask32 m = n - c >= 32 ? __mmask32(0xffffffffu) : __mmask32((1u << (n - c)) - 1);
+      const __mmask32 m = First32(n - c);
       const __m512i va = a == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(m, a + c);
       const __m512i vb = b == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(m, b + c);
       _mm512_storeu_si512(out, _mm512_permutex2var_epi16(va, low, vb));
@@ -233,30 +97,23 @@ void PackValues(const uint16_t* const* rows, int64_t count, int64_t n, uint16_t*
   }
 }
 
-// 16 e4m3 codes as f32: the code in f32's fields is the value times 2^-120.
-inline __m512 Decode16(__m128i codes) {
-  const __m512i b = _mm512_cvtepu8_epi32(codes);
-  const __m512i mag = _mm512_and_si512(b, _mm512_set1_epi32(0x7f));
-  const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(b, _mm512_set1_epi32(0x80)), 24);
-  const __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_or_si512(sign, _mm512_slli_epi32(mag, 20))),
-                                 _mm512_set1_ps(0x1p120f));
-  const __mmask16 nan = _mm512_cmpeq_epi32_mask(mag, _mm512_set1_epi32(0x7f));
-  return _mm512_mask_blend_ps(nan, v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
-}
-
 void DecodeFp8(const std::byte* row, int64_t n, float scale, uint16_t* out) {
   const uint8_t* x = reinterpret_cast<const uint8_t*>(row);
-  const __m512 s = _mm512_set1_ps(scale);
+  // value * 2^-120 * 2^120 * scale: exact until the last product, in either order; the first cannot overflow.
+  const bool small = scale < 128.0f;
+  const __m512 s = _mm512_set1_ps(small ? scale * 0x1p120f : scale);
+  const __m512 unit = _mm512_set1_ps(small ? 1.0f : 0x1p120f);
   int64_t i = 0;
-  for (; i + 32 <= n; i += 32) {
-    const __m512 lo = _mm512_mul_ps(Decode16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))), s);
-    const __m512 hi =
-        _mm512_mul_ps(Decode16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i + 16))), s);
-    _mm512_storeu_si512(out + i, ToBF16(lo, hi));
+  if (small) {
+    for (; i + 32 <= n; i += 32) {
+      const __m128i* p = reinterpret_cast<const __m128i*>(x + i);
+      _mm512_storeu_si512(out + i, ToBF16(_mm512_mul_ps(Decode16(_mm_loadu_si128(p)), s),
+                                          _mm512_mul_ps(Decode16(_mm_loadu_si128(p + 1)), s)));
+    }
   }
   for (; i < n; i += 16) {
     const __mmask16 m = First(n - i);
-    const __m512 v = _mm512_mul_ps(Decode16(_mm_maskz_loadu_epi8(m, x + i)), s);
+    const __m512 v = _mm512_mul_ps(_mm512_mul_ps(Decode16(_mm_maskz_loadu_epi8(m, x + i)), unit), s);
     _mm256_mask_storeu_epi16(out + i, m, (__m256i)_mm512_cvtneps_pbh(v));
   }
 }
@@ -305,6 +162,65 @@ void LoadLatent(const LatentBlock& b) {
   PackValues(rows, b.count, b.kv_lora, static_cast<uint16_t*>(b.values));
 }
 
+// P relative to the block's maximum, rounded to bf16; the sum is of the rounded values.
+void Softmax(const SoftmaxArgs& a) {
+  const __m512 scale = _mm512_set1_ps(a.scale), low = _mm512_set1_ps(-3.0e38f);
+  for (int64_t row = 0; row < a.m; ++row) {
+    const int64_t valid = a.valid[row];
+    const float* s = a.s + row * 64;
+    uint16_t* p = static_cast<uint16_t*>(a.p) + row * 64;
+    __m512 v[4];
+    if (valid >= 64) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) v[j] = _mm512_mul_ps(_mm512_loadu_ps(s + 16 * j), scale);
+    } else {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const __mmask16 in = First(valid - 16 * j);
+        v[j] = _mm512_mask_mul_ps(low, in, _mm512_maskz_loadu_ps(in, s + 16 * j), scale);
+      }
+    }
+    const float top =
+        _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(v[0], v[1]), _mm512_max_ps(v[2], v[3])));
+    const __m512 m = _mm512_set1_ps(top);
+    __m512 e[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) e[j] = ExpNegative(_mm512_sub_ps(v[j], m));
+    if (valid < 64) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) e[j] = _mm512_maskz_mov_ps(First(valid - 16 * j), e[j]);
+    }
+    const __m512i h0 = ToBF16(e[0], e[1]), h1 = ToBF16(e[2], e[3]);
+    _mm512_storeu_si512(p, h0);
+    _mm512_storeu_si512(p + 32, h1);
+    // Even and odd halves of each pair, in one fixed order.
+    const __m512i odd = _mm512_set1_epi32(int32_t(0xffff0000u));
+    const __m512 sum = _mm512_add_ps(_mm512_add_ps(_mm512_castsi512_ps(_mm512_slli_epi32(h0, 16)),
+                                                   _mm512_castsi512_ps(_mm512_and_si512(h0, odd))),
+                                     _mm512_add_ps(_mm512_castsi512_ps(_mm512_slli_epi32(h1, 16)),
+                                                   _mm512_castsi512_ps(_mm512_and_si512(h1, odd))));
+    a.alpha[row] = top;  // of the block, until the merge below
+    a.beta[row] = _mm512_reduce_add_ps(sum);
+  }
+  // Running statistics of 16 rows at once. A row without a valid column keeps what it had.
+  for (int64_t row = 0; row < a.m; row += 16) {
+    const __mmask16 in = First(a.m - row);
+    const __mmask16 some =
+        _mm512_mask_cmpgt_epi32_mask(in, _mm512_maskz_loadu_epi32(in, a.valid + row), _mm512_setzero_si512());
+    const __m512 old = _mm512_maskz_loadu_ps(in, a.run_max + row);
+    const __m512 block = _mm512_maskz_loadu_ps(in, a.alpha + row),
+                 sum = _mm512_maskz_loadu_ps(in, a.beta + row);
+    const __m512 now = _mm512_max_ps(old, block);
+    const __m512 alpha = ExpNegative(_mm512_sub_ps(old, now)), beta = ExpNegative(_mm512_sub_ps(block, now));
+    const __m512 run =
+        _mm512_fmadd_ps(sum, beta, _mm512_mul_ps(_mm512_maskz_loadu_ps(in, a.run_sum + row), alpha));
+    _mm512_mask_storeu_ps(a.run_max + row, some, now);
+    _mm512_mask_storeu_ps(a.run_sum + row, some, run);
+    _mm512_mask_storeu_ps(a.alpha + row, in, _mm512_mask_blend_ps(some, _mm512_set1_ps(1.0f), alpha));
+    _mm512_mask_storeu_ps(a.beta + row, in, _mm512_maskz_mov_ps(some, beta));
+  }
+}
+
 void LoadIndex(const std::byte* data, int64_t count, RowFormat format, int64_t dim, void* keys) {
   constexpr int64_t kMaxDim = 512;
   alignas(64) uint16_t buffer[16 * kMaxDim];
@@ -334,7 +250,7 @@ void LoadIndex(const std::byte* data, int64_t count, RowFormat format, int64_t d
     }
     for (int64_t d = 0; d < pairs; d += 16) {
       const int64_t left = dim - d * 2;
-      const __mmask32 m = left >= 32 ? __mmask32(0xffffffffu) : __mmask32((1u << left) - 1);
+      const __mmask32 m = First32(left);
       __m512i r[16];
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
@@ -386,11 +302,11 @@ void IndexScores(const IndexScoreArgs& a) {
 
 }  // namespace
 
-void FillBf16Pairs(KernelTable* t) {
-  t->gemm_pairs = Gemm;
+void FillBf16Attention(KernelTable* t) {
   t->f32_to_bf16 = FloatsToBF16;
   t->load_latent = LoadLatent;
   t->decode_latent = DecodeLatent;
+  t->softmax = Softmax;
   t->load_index = LoadIndex;
   t->index_scores = IndexScores;
 }
@@ -399,6 +315,6 @@ void FillBf16Pairs(KernelTable* t) {
 #pragma GCC pop_options
 #else
 namespace sluice::cpu {
-void FillBf16Pairs(KernelTable*) {}
+void FillBf16Attention(KernelTable*) {}
 }  // namespace sluice::cpu
 #endif

@@ -1,0 +1,98 @@
+// sluice bench ops: each kernel at real shapes against the machine's limit.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iostream>
+
+#include "bench_ops.h"
+#include "commands.h"
+#include "fmt/format.h"
+#include "nlohmann/json.hpp"
+
+namespace sluice {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json ToJson(const OpsBenchResult& r) {
+  Json rows = Json::array();
+  for (const OpsBenchRow& x : r.rows) {
+    rows.push_back({{"op", x.op},
+                    {"shape", x.shape},
+                    {"us", x.us},
+                    {"us_min", x.us_min},
+                    {"us_max", x.us_max},
+                    {"gb_s", x.gb_s},
+                    {"tflop_s", x.tflop_s},
+                    {"limit", x.limit},
+                    {"limit_value", x.limit_value},
+                    {"share_of_limit", x.share_of_limit},
+                    {"error", x.error},
+                    {"error_bound", x.error_bound}});
+  }
+  return {
+      {"device", r.device}, {"isa", r.isa}, {"threads", r.threads}, {"correct", r.correct}, {"rows", rows}};
+}
+
+void PrintTable(const OpsBenchResult& r) {
+  std::cout << fmt::format("{} {} with {} threads\n", r.device, r.isa, r.threads);
+  std::cout << fmt::format("{:24} {:44} {:>10} {:>8} {:>8} {:>16} {:>6} {:>9} {:>9}\n", "op", "shape", "us",
+                           "GB/s", "TFLOP/s", "limit", "share", "error", "bound");
+  for (const OpsBenchRow& x : r.rows) {
+    std::cout << fmt::format("{:24} {:44} {:>10.1f} {:>8.1f} {:>8.3f} {:>16} {:>6.2f} {:>9.1e} {:>9.1e}{}\n",
+                             x.op, x.shape, x.us, x.gb_s, x.tflop_s,
+                             x.limit == "memory" ? fmt::format("{:.1f} GB/s", x.limit_value)
+                                                 : fmt::format("{:.3f} TFLOP/s", x.limit_value),
+                             x.share_of_limit, x.error, x.error_bound,
+                             x.error <= x.error_bound ? "" : "  WRONG");
+  }
+}
+
+}  // namespace
+
+int RunBenchOps(const std::vector<std::string>& args) {
+  CLI::App app{
+      "Times each op at real shapes against the machine's limit (multiply-adds in registers, or one read "
+      "pass over memory), "
+      "measured in the same rounds; checks results against double sums.",
+      "sluice bench ops"};
+  OpsBenchOptions o;
+  std::string device = "cpu", json;
+  app.add_option("--device", device, "cpu")->capture_default_str();
+  app.add_option("--threads", o.threads, "compute threads; 0: every core of this process")
+      ->capture_default_str();
+  app.add_option("--isa", o.isa, "auto, portable, avx2, avx512 or avx512_bf16")->capture_default_str();
+  app.add_option("--only", o.only, "rows whose op or shape contains this text");
+  app.add_option("--rounds", o.rounds, "alternating rounds, of which medians are reported")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  app.add_flag("--quick", o.quick, "small shapes and contexts: does everything run?");
+  app.add_option("--json", json, "write one JSON document to this file, - for stdout");
+  std::vector<std::string> reversed(args.rbegin(), args.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  }
+  if (device != "cpu") {
+    return FailWith("bench ops", Unsupported("--device {}: this build has cpu only", device));
+  }
+  const bool terminal = isatty(STDERR_FILENO) != 0;
+  const StatusOr<OpsBenchResult> result =
+      BenchCpuOps(o, terminal ? +[](const std::string& line) { std::cerr << line << "\n"; } : nullptr);
+  if (!result.ok()) return FailWith("bench ops", result.status());
+  if (json.empty()) {
+    PrintTable(*result);
+  } else if (json == "-") {
+    std::cout << ToJson(*result).dump(1) << "\n";
+  } else {
+    std::ofstream out(json);
+    out << ToJson(*result).dump(1) << "\n";
+    if (!out.flush()) return FailWith("bench ops", Unavailable("--json {}: cannot write", json));
+  }
+  if (!result->correct) std::cerr << "sluice bench ops: a result is outside its error bound\n";
+  return result->correct ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace sluice
