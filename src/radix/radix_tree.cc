@@ -1,7 +1,7 @@
 #include "radix/radix_tree.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <new>
 #include <cstring>
 #include <random>
 
@@ -28,7 +28,7 @@ RadixTree::~RadixTree() {
       RadixNode* n = todo.back();
       todo.pop_back();
       for (RadixNode* c = n->first_child; c != nullptr; c = c->next) todo.push_back(c);
-      std::free(n->tokens);
+      ::operator delete(n->tokens);
       n->tokens = nullptr;
     }
   }
@@ -116,7 +116,7 @@ RadixNode* RadixTree::NewNode() {
 }
 
 void RadixTree::FreeNode(RadixNode* node) {
-  std::free(node->tokens);
+  ::operator delete(node->tokens);
   *node = RadixNode();
   node->next = free_nodes_;
   free_nodes_ = node;
@@ -127,15 +127,14 @@ void RadixTree::FreeNode(RadixNode* node) {
 void RadixTree::Reserve(RadixNode* node, int32_t capacity) {
   if (capacity == node->capacity) return;
   const int64_t page = options_.page_tokens;
-  auto* block = static_cast<int32_t*>(std::malloc(size_t(capacity) * size_t(PageBytes() + 8)));
-  SLUICE_CHECK(block != nullptr, "no memory for {} pages of tokens", capacity);
+  auto* block = static_cast<int32_t*>(::operator new(size_t(capacity) * size_t(PageBytes() + 8)));
   int32_t* device = block + capacity * page;
   int32_t* host = device + capacity;
   if (node->tokens != nullptr) {
     std::memcpy(block, node->tokens, size_t(std::min(node->pages, capacity) * PageBytes()));
     std::memcpy(device, node->slots[0], size_t(node->resident[0]) * 4);
     std::memcpy(host, node->slots[1], size_t(node->resident[1]) * 4);
-    std::free(node->tokens);
+    ::operator delete(node->tokens);
   }
   node->tokens = block;
   node->slots[0] = device;
