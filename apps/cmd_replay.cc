@@ -1,0 +1,171 @@
+// sluice replay TRACE: a request trace through the real scheduler and cache.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iostream>
+#include <map>
+
+#include "commands.h"
+#include "fmt/format.h"
+#include "nlohmann/json.hpp"
+#include "replay.h"
+
+namespace sluice {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json ToJson(const ReplayReport& r) {
+  Json doc;
+  doc["requests"] = r.requests;
+  doc["rejected"] = r.rejected;
+  doc["prompt_tokens"] = r.prompt_tokens;
+  doc["output_tokens"] = r.output_tokens;
+  doc["hit_tokens"] = Json{{"l1", r.hit_l1}, {"l2", r.hit_l2}, {"l3", r.hit_l3}};
+  doc["hit_rate"] =
+      r.prompt_tokens > 0 ? double(r.hit_l1 + r.hit_l2 + r.hit_l3) / double(r.prompt_tokens) : 0.0;
+  doc["prompt_tokens_per_s"] = r.prompt_tokens_per_s;
+  doc["step_us"] = Json{{"p50", r.step_us_p50}, {"p99", r.step_us_p99}, {"max", r.step_us_max}};
+  doc["full_step_us"] =
+      Json{{"steps", r.full_steps}, {"p50", r.full_step_us_p50}, {"p99", r.full_step_us_p99}};
+  doc["steps"] = r.steps;
+  doc["peak_running"] = r.peak_running;
+  doc["retractions"] = r.retractions;
+  doc["cpu_seconds"] = r.cpu_seconds;
+  doc["wall_seconds"] = r.wall_seconds;
+  doc["virtual_seconds"] = r.virtual_seconds;
+  doc["cache"] = Json{{"nodes", r.cache.nodes},
+                      {"evicted_pages_device", r.cache.evicted_pages_device},
+                      {"evicted_pages_host", r.cache.evicted_pages_host},
+                      {"backup_pages", r.cache.backup_pages},
+                      {"load_pages", r.cache.load_pages},
+                      {"deficit_evictions", r.cache.deficit_evictions},
+                      {"free_room_misses", r.cache.free_room_misses},
+                      {"loads_waited", r.cache.loads_waited},
+                      {"backups_skipped", r.cache.backups_skipped},
+                      {"dropped_unwritten", r.cache.dropped_unwritten}};
+  doc["violations"] = r.violations;
+  return doc;
+}
+
+void PrintTable(const ReplayReport& r) {
+  auto share = [&](int64_t n) {
+    return r.prompt_tokens > 0 ? 100.0 * double(n) / double(r.prompt_tokens) : 0.0;
+  };
+  std::cout << fmt::format(
+      "{} requests, {} prompt tokens, {} output tokens, {:.0f} s of trace\n"
+      "hits      L1 {:.1f}%  L2 {:.1f}%  L3 {:.1f}%\n"
+      "control   {:.2f} M prompt tokens per CPU second ({:.2f} s)\n"
+      "step      p50 {:.0f} us  p99 {:.0f} us; with all slots running ({} steps) p50 {:.0f} us  p99 {:.0f} "
+      "us\n"
+      "cache     {} nodes, {} pages backed up, {} loaded, {} + {} evicted (device, host), {} retractions\n",
+      r.requests, r.prompt_tokens, r.output_tokens, r.virtual_seconds, share(r.hit_l1), share(r.hit_l2),
+      share(r.hit_l3), r.prompt_tokens_per_s / 1e6, r.cpu_seconds, r.step_us_p50, r.step_us_p99, r.full_steps,
+      r.full_step_us_p50, r.full_step_us_p99, r.cache.nodes, r.cache.backup_pages, r.cache.load_pages,
+      r.cache.evicted_pages_device, r.cache.evicted_pages_host, r.retractions);
+  if (r.rejected > 0)
+    std::cout << r.rejected << " requests are longer than the device tier and were refused\n";
+  for (const std::string& v : r.violations) std::cout << "VIOLATION " << v << "\n";
+}
+
+template <typename T>
+CLI::CheckedTransformer Names(std::map<std::string, T> names) {
+  return CLI::CheckedTransformer(std::move(names), CLI::ignore_case);
+}
+
+}  // namespace
+
+int RunReplay(const std::vector<std::string>& args) {
+  ReplayOptions o;
+  std::string file, json, executor = "null";
+  int64_t limit = 0, generate = 0;
+  uint64_t seed = 1;
+  CLI::App app(
+      "Run a Mooncake-format request trace through the scheduler and the cache under a virtual clock",
+      "sluice replay");
+  app.add_option(
+      "trace", file,
+      "JSONL: timestamp (ms), input_length, output_length, hash_ids of 512-token blocks; - for stdin");
+  app.add_option("--executor", executor, "null: steps take what the cost model says")
+      ->check(CLI::IsMember({"null"}))
+      ->capture_default_str();
+  app.add_option("--limit", limit, "only the first N requests; 0 = all")->check(CLI::NonNegativeNumber);
+  app.add_option("--time-scale", o.time_scale, "arrivals come this much faster")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-total-tokens", o.device_tokens, "device tier")
+      ->check(CLI::Range(int64_t(128), int64_t(1) << 36))
+      ->capture_default_str();
+  app.add_option("--host-tokens", o.host_tokens, "host tier; 0 = off")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--attn-cp-size", o.lanes, "lanes of the pools")
+      ->check(CLI::Range(1, 8))
+      ->capture_default_str();
+  app.add_option("--chunked-prefill-size", o.chunk_tokens)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--max-running-requests", o.max_running)->check(CLI::Range(1, 65536))->capture_default_str();
+  app.add_option("--step-depth", o.depth, "steps planned ahead")
+      ->check(CLI::Range(0, 1))
+      ->capture_default_str();
+  app.add_option("--schedule-policy", o.policy)
+      ->transform(
+          Names<SchedulePolicy>({{"fcfs", SchedulePolicy::kFcfs}, {"lpm", SchedulePolicy::kLongestPrefix}}));
+  app.add_option("--radix-eviction-policy", o.eviction)
+      ->transform(Names<EvictionPolicy>({{"lru", EvictionPolicy::kLru},
+                                         {"lfu", EvictionPolicy::kLfu},
+                                         {"fifo", EvictionPolicy::kFifo},
+                                         {"mru", EvictionPolicy::kMru},
+                                         {"priority", EvictionPolicy::kPriority}}));
+  app.add_option("--hicache-write-policy", o.write_policy)
+      ->transform(Names<WritePolicy>({{"write_through", WritePolicy::kWriteThrough},
+                                      {"write_through_selective", WritePolicy::kWriteThroughSelective},
+                                      {"write_back", WritePolicy::kWriteBack}}));
+  app.add_option("--audit-every", o.audit_every, "walk all invariants every N steps; 0 = at the end only")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--generate", generate, "write a trace of N requests to stdout and stop")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--seed", seed, "of --generate")->capture_default_str();
+  app.add_option("--json", json, "write one JSON document to a file, or - for stdout");
+  std::vector<std::string> reversed(args.rbegin(), args.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  }
+  if (generate > 0) {
+    WriteTrace(GenerateTrace(generate, seed), std::cout);
+    return kExitOk;
+  }
+  if (file.empty())
+    return FailWith("replay", Invalid("TRACE is missing; give a file, - for stdin, or --generate N"));
+  std::ifstream opened;
+  if (file != "-") {
+    opened.open(file);
+    if (!opened) return FailWith("replay", NotFound("{}: cannot be read", file));
+  }
+  StatusOr<std::vector<TraceRequest>> trace = ParseTrace(file == "-" ? std::cin : opened);
+  if (!trace.ok()) return FailWith("replay", trace.status());
+  if (limit > 0 && limit < int64_t(trace->size())) trace->resize(size_t(limit));
+  const auto all = int64_t(trace->size());
+  std::function<void(int64_t)> progress;
+  if (isatty(STDERR_FILENO) != 0) {
+    progress = [all](int64_t done) {
+      std::cerr << fmt::format("\r{} of {} requests", done, all) << std::flush;
+    };
+  }
+  const ReplayReport report = Replay(*trace, o, progress);
+  if (progress) std::cerr << "\r\033[K";
+  if (json.empty()) {
+    PrintTable(report);
+  } else if (json == "-") {
+    std::cout << ToJson(report).dump(2) << "\n";
+  } else {
+    std::ofstream out(json);
+    if (!(out << ToJson(report).dump(2) << "\n"))
+      return FailWith("replay", Unavailable("--json: cannot write {}", json));
+  }
+  return report.violations.empty() ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace sluice
