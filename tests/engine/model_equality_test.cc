@@ -146,6 +146,30 @@ TEST_P(TinyModel, ChoicesOfOneRequestAreThoseOfSeparateOnes) {
   }
 }
 
+TEST(DequantVerify, SelectedRowsAndTheWholeCacheGiveTheSameBits) {
+  ModelWorld world(kTiny + "glm-moe-dsa", DType::kBF16);
+  const std::vector<Request> requests = Requests(world.config(), {150, 40, 90}, 20);
+  const std::vector<RunAnswer> want = Alone(world, requests, DType::kF8E4M3);
+  RunShape shape;
+  shape.kv = DType::kF8E4M3;
+  shape.dequant_verify = true;
+  ExpectEqual(world.Answer(requests, shape), want, "verify");
+}
+
+TEST(NanInTheCache, EndsTheRequestThatReadsItAndNoOther) {
+  ModelWorld world(kTiny + "deepseek-v3", DType::kBF16);
+  const std::vector<Request> requests = Requests(world.config(), {100, 40}, 20);
+  const std::vector<RunAnswer> want = Alone(world, requests, DType::kBF16);
+  RunShape shape;
+  shape.radix = true;
+  shape.poison_step = 6;  // both decode by then
+  const std::vector<RunAnswer> got = world.Answer(requests, shape);
+  EXPECT_EQ(got[0].error.code(), absl::StatusCode::kInternal);
+  EXPECT_LT(got[0].tokens.size(), 20u);
+  EXPECT_TRUE(std::equal(got[0].tokens.begin(), got[0].tokens.end(), want[0].tokens.begin()));
+  EXPECT_EQ(got[1], want[1]);
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, TinyModel,
                          ::testing::Values(TinyCase{"glm-moe-dsa", DType::kBF16, DType::kBF16},
                                            TinyCase{"glm-moe-dsa", DType::kBF16, DType::kF8E4M3},

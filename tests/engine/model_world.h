@@ -23,6 +23,7 @@ struct RunShape {
   DType kv = DType::kBF16;
   bool radix = false;
   bool dequant_verify = false;
+  int poison_step = -1;  // before this step the first page of the first sequence of the step becomes NaN
 };
 
 struct RunAnswer {
@@ -31,6 +32,22 @@ struct RunAnswer {
   CachedTokens cached;
   Status error;
   bool operator==(const RunAnswer& o) const { return tokens == o.tokens && hash == o.hash; }
+};
+
+// Spoils a page of the pool between two steps.
+class PoisoningRunner final : public StepRunner {
+ public:
+  PoisoningRunner(StepRunner* inner, const DevicePool* pool, int step)
+      : inner_(inner), pool_(pool), step_(step) {}
+  void Run(const ForwardBatch& batch, StepResult* result) override {
+    if (step_-- == 0) pool_->Poison(batch.pages[size_t(batch.seqs[0].page_begin)]);
+    inner_->Run(batch, result);
+  }
+
+ private:
+  StepRunner* const inner_;
+  const DevicePool* const pool_;
+  int step_;
 };
 
 class ModelWorld {
@@ -77,7 +94,8 @@ class ModelWorld {
     runner_options.dequant_verify = shape.dequant_verify;
     ModelRunner runner(*model_, RankGroup::Make(*model_, *backend_, *device, group).value(), *device,
                        host.get(), runner_options);
-    InlineExecutor executor(&runner);
+    PoisoningRunner poisoning(&runner, device.get(), shape.poison_step);
+    InlineExecutor executor(&poisoning);
     CacheOptions cache;
     cache.pages_per_lane = shape.pages;
     cache.host_pages_per_lane = shape.host_pages;

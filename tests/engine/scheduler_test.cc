@@ -71,7 +71,8 @@ class World {
     CacheOptions options;
     options.lanes = shape_.lanes;
     options.pages_per_lane = shape_.pages / shape_.lanes;
-    if (shape_.cache == CacheKind::kTreeAndHost) options.host_pages_per_lane = shape_.host_pages / shape_.lanes;
+    if (shape_.cache == CacheKind::kTreeAndHost)
+      options.host_pages_per_lane = shape_.host_pages / shape_.lanes;
     return MakeKvCache(options, testing::MakeLayout(testing::Small()), nullptr, nullptr);
   }
 

@@ -6,12 +6,14 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.h"
 #include "base/random.h"
 #include "chain_runner.h"
 #include "flat_cache.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "recorder.h"
+#include "spdlog/sinks/base_sink.h"
 
 namespace sluice {
 
@@ -203,6 +205,34 @@ TEST(ThreadedEngine, DestructionEndsEveryRequest) {
     }
   }
   for (const auto& out : outs) EXPECT_TRUE(out->done());
+}
+
+class CountingSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  std::atomic<int> lines{0};
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg&) override { ++lines; }
+  void flush_() override {}
+};
+
+TEST(ThreadedEngine, ThousandsOfRequestsWriteNoLine) {
+  const auto sink = std::make_shared<CountingSink>();
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink));
+  SteadyClock clock;
+  {
+    auto engine = MakeEngine(&clock, 20000);
+    std::vector<std::shared_ptr<Recorder>> outs;
+    for (int i = 0; i < 10000; ++i) {
+      outs.push_back(std::make_shared<Recorder>(1));
+      Request r = MakeRequest(uint64_t(i % 7), 2, outs.back());
+      EXPECT_TRUE(engine->Submit(std::move(r)).ok());
+    }
+    for (const auto& out : outs) WaitFor([&] { return out->done(); });
+  }
+  spdlog::set_default_logger(before);
+  EXPECT_LE(sink->lines, 1);  // the periodic status line, should this take half a minute
 }
 
 TEST(ThreadedEngine, TooLongAPromptIsRefusedBeforeItQueues) {
