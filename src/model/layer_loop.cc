@@ -79,36 +79,97 @@ Status Model::RunLayer(Pass& pass, const Layer& l) const {
   return OkStatus();
 }
 
+// y = W x over the pass's rows.
+void Model::Project(Pass& pass, const ops::Linear& w, const void* x, void* y, ops::OutMode mode,
+                    int64_t y_ld) const {
+  ops::LinearArgs a;
+  a.weight = &w;
+  a.rows = pass.batch.rows;
+  a.x = x;
+  a.y = y;
+  a.y_ld = y_ld;
+  a.mode = mode;
+  backend_.Apply(pass.queue, a);
+}
+
+// KV rows are stored before anything else of the layer, so that what waits for them (other ranks, a transfer)
+// waits least.
 void Model::Attend(Pass& pass, const Layer& l) const {
+  WriteKv(pass, l);
+  LayerHooks* hooks = pass.options.hooks;
+  const bool kv_only = pass.options.kv_only && l.id == config_.draft_layer();
+  if (!kv_only) ProjectQuery(pass, l);
+  if (hooks != nullptr) {
+    hooks->WaitReadable(l.id);
+    hooks->LayerFinal(l.id);
+  }
+  if (kv_only) return;
+  if (l.computes_index) SelectRows(pass, l);
+  AttendRows(pass, l);
+  ZoneScope zone(pass.options.timer, Zone::kGemm);
+  Project(pass, *l.out, pass.b.head_out, pass.b.x, ops::OutMode::kF32Add);
+}
+
+int64_t Model::InColumns(const Layer& l) const {
+  return config_.q_lora_rank + config_.latent_dim() + (l.computes_index ? config_.index.head_dim : 0);
+}
+
+void Model::WriteKv(Pass& pass, const Layer& l) const {
   const ModelConfig& c = config_;
   const ModelBatch& batch = pass.batch;
   ModelBuffers& b = pass.b;
-  StepTimer* timer = pass.options.timer;
-  const int64_t rows = batch.rows;
-  const int64_t in_ld = c.q_lora_rank + c.latent_dim() + (l.computes_index ? c.index.head_dim : 0);
-  const auto linear = [&](const ops::Linear& w, const void* x, void* y, ops::OutMode mode, int64_t y_ld = 0) {
-    ops::LinearArgs a;
-    a.weight = &w;
-    a.rows = rows;
-    a.x = x;
-    a.y = y;
-    a.y_ld = y_ld;
-    a.mode = mode;
-    backend_.Apply(pass.queue, a);
-  };
-
+  const int64_t in_ld = InColumns(l), rows = batch.rows;
   {
-    ZoneScope zone(timer, Zone::kGemm);
+    ZoneScope zone(pass.options.timer, Zone::kGemm);
     for (const Layer::InPart& part : l.in)
-      linear(*part.weight, b.h, b.in_proj + part.column, ops::OutMode::kF32, in_ld);
+      Project(pass, *part.weight, b.h, b.in_proj + part.column, ops::OutMode::kF32, in_ld);
   }
+  ZoneScope zone(pass.options.timer, Zone::kKvWrite);
+  ops::WriteLatentArgs w;
+  w.rows = rows;
+  w.ckv = b.in_proj + c.q_lora_rank;
+  w.ckv_ld = in_ld;
+  w.norm_weight = l.kv_latent_norm.data();
+  w.eps = c.latent_norm_eps;
+  w.positions = batch.positions;
+  w.table = b.rope();
+  w.interleave = c.rope_interleave;
+  w.pool = &pass.pool;
+  w.layer = l.id;
+  w.slots = batch.slots;
+  backend_.WriteLatent(pass.queue, w);
+  if (l.computes_index) {
+    ops::WriteIndexArgs x;
+    x.rows = rows;
+    x.dim = c.index.head_dim;
+    x.rope = c.qk_rope;
+    x.k = b.in_proj + c.q_lora_rank + c.latent_dim();
+    x.k_ld = in_ld;
+    x.norm_weight = l.index_norm.data();
+    x.norm_bias = l.index_norm_bias.data();
+    x.eps = kIndexNormEps;
+    x.positions = batch.positions;
+    x.table = b.rope();
+    x.interleave = c.index.rope_interleave;
+    x.pool = &pass.pool;
+    x.layer = l.id;
+    x.slots = batch.slots;
+    backend_.WriteIndex(pass.queue, x);
+  }
+}
+
+void Model::ProjectQuery(Pass& pass, const Layer& l) const {
+  const ModelConfig& c = config_;
+  ModelBuffers& b = pass.b;
+  StepTimer* timer = pass.options.timer;
+  const int64_t rows = pass.batch.rows;
   if (c.q_lora_rank > 0) {
     ZoneScope zone(timer, Zone::kNorm);
     ops::RmsNormArgs n;
     n.rows = rows;
     n.dim = c.q_lora_rank;
     n.x = b.in_proj;
-    n.x_ld = in_ld;
+    n.x_ld = InColumns(l);
     n.weight = l.q_latent_norm.data();
     n.eps = c.latent_norm_eps;
     n.y_act = b.q_latent;
@@ -116,7 +177,7 @@ void Model::Attend(Pass& pass, const Layer& l) const {
   }
   {
     ZoneScope zone(timer, Zone::kGemm);
-    linear(*l.q, c.q_lora_rank > 0 ? b.q_latent : b.h, b.q, ops::OutMode::kF32);
+    Project(pass, *l.q, c.q_lora_rank > 0 ? b.q_latent : b.h, b.q, ops::OutMode::kF32);
   }
   {
     ZoneScope zone(timer, Zone::kQuerySplit);
@@ -127,96 +188,66 @@ void Model::Attend(Pass& pass, const Layer& l) const {
     s.rope = c.qk_rope;
     s.kv_lora = c.kv_lora_rank;
     s.q = b.q;
-    s.positions = batch.positions;
+    s.positions = pass.batch.positions;
     s.table = b.rope();
     s.interleave = c.rope_interleave;
     s.q_nope = b.q_nope;
     s.q_full = b.q_full;
     backend_.SplitQuery(pass.queue, s);
   }
-  {
-    ZoneScope zone(timer, Zone::kHeadGemm);
-    ops::HeadLinearArgs f;
-    f.weight = l.fold.get();
-    f.rows = rows;
-    f.x = b.q_nope;
-    f.x_row = c.num_heads * c.qk_nope;
-    f.x_head = c.qk_nope;
-    f.y = b.q_full;
-    f.y_row = c.num_heads * c.latent_dim();
-    f.y_head = c.latent_dim();
-    backend_.ApplyHeads(pass.queue, f);
-  }
-  {
-    ZoneScope zone(timer, Zone::kKvWrite);
-    ops::WriteLatentArgs w;
-    w.rows = rows;
-    w.ckv = b.in_proj + c.q_lora_rank;
-    w.ckv_ld = in_ld;
-    w.norm_weight = l.kv_latent_norm.data();
-    w.eps = c.latent_norm_eps;
-    w.positions = batch.positions;
-    w.table = b.rope();
-    w.interleave = c.rope_interleave;
-    w.pool = &pass.pool;
-    w.layer = l.id;
-    w.slots = batch.slots;
-    backend_.WriteLatent(pass.queue, w);
-    if (l.computes_index) {
-      ops::WriteIndexArgs x;
-      x.rows = rows;
-      x.dim = c.index.head_dim;
-      x.rope = c.qk_rope;
-      x.k = b.in_proj + c.q_lora_rank + c.latent_dim();
-      x.k_ld = in_ld;
-      x.norm_weight = l.index_norm.data();
-      x.norm_bias = l.index_norm_bias.data();
-      x.eps = kIndexNormEps;
-      x.positions = batch.positions;
-      x.table = b.rope();
-      x.interleave = c.index.rope_interleave;
-      x.pool = &pass.pool;
-      x.layer = l.id;
-      x.slots = batch.slots;
-      backend_.WriteIndex(pass.queue, x);
-    }
-  }
-  if (pass.options.hooks != nullptr) {
-    pass.options.hooks->WaitReadable(l.id);
-    pass.options.hooks->LayerFinal(l.id);
-  }
-  if (pass.options.kv_only && l.id == config_.draft_layer()) return;
+  ZoneScope zone(timer, Zone::kHeadGemm);
+  ops::HeadLinearArgs f;
+  f.weight = l.fold.get();
+  f.rows = rows;
+  f.x = b.q_nope;
+  f.x_row = c.num_heads * c.qk_nope;
+  f.x_head = c.qk_nope;
+  f.y = b.q_full;
+  f.y_row = c.num_heads * c.latent_dim();
+  f.y_head = c.latent_dim();
+  backend_.ApplyHeads(pass.queue, f);
+}
 
-  if (l.computes_index) {
-    // Up to topk positions are all chosen without a score: the index key is stored above, the query is not
-    // needed.
-    const bool scores = batch.max_context > c.index.topk;
-    if (scores) {
-      ZoneScope zone(timer, Zone::kIndexGemm);
-      linear(*l.index_q, b.q_latent, b.index_q, ops::OutMode::kF32);
-      linear(*l.index_w, b.h, b.index_w, ops::OutMode::kF32);
-    }
-    ZoneScope zone(timer, Zone::kIndexSelect);
-    ops::IndexSelectArgs s;
-    s.seqs = batch.seqs;
-    s.heads = c.index.num_heads;
-    s.dim = c.index.head_dim;
-    s.rope = c.qk_rope;
-    s.topk = c.index.topk;
-    s.q = scores ? b.index_q : nullptr;
-    s.head_weight = scores ? b.index_w : nullptr;
-    s.scale = float(1.0 / std::sqrt(double(c.index.num_heads) * double(c.index.head_dim)));
-    s.table = b.rope();
-    s.interleave = c.index.rope_interleave;
-    s.pool = &pass.pool;
-    s.layer = l.id;
-    s.selected = b.selected;
-    s.selected_count = b.selected_count;
-    s.gap = pass.options.index_gap;
-    backend_.IndexSelect(pass.queue, s);
-    pass.has_selection = true;
-    if (pass.options.hooks != nullptr) pass.options.hooks->IndexSelected(l.id, b.selected, b.selected_count);
+void Model::SelectRows(Pass& pass, const Layer& l) const {
+  const ModelConfig& c = config_;
+  const ModelBatch& batch = pass.batch;
+  ModelBuffers& b = pass.b;
+  StepTimer* timer = pass.options.timer;
+  // Up to topk positions are all chosen without a score: the index key is stored above, the query is not
+  // needed.
+  const bool scores = batch.max_context > c.index.topk;
+  if (scores) {
+    ZoneScope zone(timer, Zone::kIndexGemm);
+    Project(pass, *l.index_q, b.q_latent, b.index_q, ops::OutMode::kF32);
+    Project(pass, *l.index_w, b.h, b.index_w, ops::OutMode::kF32);
   }
+  ZoneScope zone(timer, Zone::kIndexSelect);
+  ops::IndexSelectArgs s;
+  s.seqs = batch.seqs;
+  s.heads = c.index.num_heads;
+  s.dim = c.index.head_dim;
+  s.rope = c.qk_rope;
+  s.topk = c.index.topk;
+  s.q = scores ? b.index_q : nullptr;
+  s.head_weight = scores ? b.index_w : nullptr;
+  s.scale = float(1.0 / std::sqrt(double(c.index.num_heads) * double(c.index.head_dim)));
+  s.table = b.rope();
+  s.interleave = c.index.rope_interleave;
+  s.pool = &pass.pool;
+  s.layer = l.id;
+  s.selected = b.selected;
+  s.selected_count = b.selected_count;
+  s.gap = pass.options.index_gap;
+  backend_.IndexSelect(pass.queue, s);
+  pass.has_selection = true;
+  if (pass.options.hooks != nullptr) pass.options.hooks->IndexSelected(l.id, b.selected, b.selected_count);
+}
+
+void Model::AttendRows(Pass& pass, const Layer& l) const {
+  const ModelConfig& c = config_;
+  const ModelBatch& batch = pass.batch;
+  ModelBuffers& b = pass.b;
+  StepTimer* timer = pass.options.timer;
   {
     ZoneScope zone(timer, Zone::kAttention);
     int32_t failed = -1;
@@ -242,21 +273,17 @@ void Model::Attend(Pass& pass, const Layer& l) const {
       pass.options.verify_failed_layer = l.id;
     }
   }
-  {
-    ZoneScope zone(timer, Zone::kHeadGemm);
-    ops::HeadLinearArgs u;
-    u.weight = l.unfold.get();
-    u.rows = rows;
-    u.x = b.latent_out;
-    u.x_row = c.num_heads * c.kv_lora_rank;
-    u.x_head = c.kv_lora_rank;
-    u.y = b.head_out;
-    u.y_row = c.num_heads * c.v_head;
-    u.y_head = c.v_head;
-    backend_.ApplyHeads(pass.queue, u);
-  }
-  ZoneScope zone(timer, Zone::kGemm);
-  linear(*l.out, b.head_out, b.x, ops::OutMode::kF32Add);
+  ZoneScope zone(timer, Zone::kHeadGemm);
+  ops::HeadLinearArgs u;
+  u.weight = l.unfold.get();
+  u.rows = batch.rows;
+  u.x = b.latent_out;
+  u.x_row = c.num_heads * c.kv_lora_rank;
+  u.x_head = c.kv_lora_rank;
+  u.y = b.head_out;
+  u.y_row = c.num_heads * c.v_head;
+  u.y_head = c.v_head;
+  backend_.ApplyHeads(pass.queue, u);
 }
 
 void Model::RunMlp(Pass& pass, const Layer& l) const {

@@ -118,6 +118,13 @@ class Model {
   const float* Head(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& norm,
                     ModelBuffers& buffers, StepTimer* timer) const;
   void Attend(Pass& pass, const Layer& layer) const;
+  void WriteKv(Pass& pass, const Layer& layer) const;
+  void ProjectQuery(Pass& pass, const Layer& layer) const;
+  void SelectRows(Pass& pass, const Layer& layer) const;
+  void AttendRows(Pass& pass, const Layer& layer) const;
+  void Project(Pass& pass, const ops::Linear& w, const void* x, void* y, ops::OutMode mode,
+               int64_t y_ld = 0) const;
+  int64_t InColumns(const Layer& layer) const;  // of in_proj
   void RunMlp(Pass& pass, const Layer& layer) const;
 
   ModelConfig config_;

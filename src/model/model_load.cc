@@ -207,7 +207,7 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const ModelConfig& config,
     ASSIGN_OR_RETURN(draft->layer, m->LoadLayer(config.draft_layer(), config.moe.num_experts > 0));
     m->draft_ = std::move(draft);
   }
-  ckpt.DropResidentPages();
+  ckpt.ReleaseMemory(embed);  // a pack holds copies; the embedding table is read where it lies
   return m;
 }
 

@@ -1,6 +1,8 @@
 #include "weights/checkpoint.h"
 
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -87,7 +89,9 @@ void WidenToF32(DType dtype, const void* data, int64_t n, float* out) {
   }
 }
 
-Checkpoint::~Checkpoint() { std::free(arena_); }
+Checkpoint::~Checkpoint() {
+  if (arena_ != nullptr) munmap(arena_, arena_bytes_);
+}
 
 StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& folder) {
   std::error_code ec;
@@ -388,8 +392,16 @@ Digest256 Checkpoint::Identity(const ModelConfig& config) const {
   return h.Finish();
 }
 
-void Checkpoint::DropResidentPages() const {
+void Checkpoint::ReleaseMemory(std::string_view keep) {
   for (const auto& f : files_) f->DropResidentPages();
+  if (arena_ == nullptr) return;
+  const StoredTensor* kept = Find(keep);
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t end = AlignDown(int64_t(arena_bytes_), page);
+  const int64_t from = kept == nullptr ? end : AlignDown(kept->data - arena_, page);
+  const int64_t to = kept == nullptr ? end : std::min(end, AlignUp(kept->data + kept->bytes - arena_, page));
+  if (from > 0) madvise(arena_, size_t(from), MADV_DONTNEED);
+  if (to < end) madvise(arena_ + to, size_t(end - to), MADV_DONTNEED);
 }
 
 }  // namespace sluice

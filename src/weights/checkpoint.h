@@ -60,8 +60,9 @@ class Checkpoint {
   // Identity of the weights: config after overrides, every tensor's name, type and shape, and 192 bytes of
   // each.
   Digest256 Identity(const ModelConfig& config) const;
-  // Gives page-cache memory back after packing. The views stay valid.
-  void DropResidentPages() const;
+  // Gives memory back after packing. Views of files stay valid (their pages come back from the file); of
+  // dummy weights only the tensor `keep` does.
+  void ReleaseMemory(std::string_view keep);
 
  private:
   Checkpoint() = default;

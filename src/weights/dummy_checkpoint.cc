@@ -1,8 +1,9 @@
 // Random weights of a config's shapes (--load-format dummy). Scaled so that activations keep their size
 // through the layers.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "base/random.h"
@@ -67,8 +68,9 @@ StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Dummy(const ModelConfig& confi
     }
   }
   c->arena_bytes_ = size_t(AlignUp(std::max<int64_t>(total, 64), 64));
-  c->arena_ = static_cast<std::byte*>(std::aligned_alloc(64, c->arena_bytes_));
-  if (c->arena_ == nullptr) return Exhausted("dummy weights: {} bytes cannot be allocated", total);
+  void* arena = mmap(nullptr, c->arena_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (arena == MAP_FAILED) return Exhausted("dummy weights: {} bytes cannot be allocated", total);
+  c->arena_ = static_cast<std::byte*>(arena);
   for (Plan& p : plan) {
     StoredTensor& t = p.tensor;
     std::byte* data = c->arena_ + p.offset;
