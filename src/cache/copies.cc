@@ -1,6 +1,7 @@
 // The host tier: which pages are copied down, what copies are on their way, and what their end means.
 #include <algorithm>
 
+#include "base/plant.h"
 #include "cache/kv_cache_impl.h"
 
 namespace sluice {
@@ -26,8 +27,9 @@ void KvCacheImpl::HoldSegment(const Segment& s, OpKind kind, int sign) {
       tree_.Unhold(s.node, tier);
     }
   };
-  one(Tier::kHost);
-  if (kind != OpKind::kStore) one(Tier::kDevice);
+  if (!(kind == OpKind::kLoad && Planted(Plant::kLostLease))) one(Tier::kHost);
+  if (kind != OpKind::kStore && !(kind == OpKind::kBackup && Planted(Plant::kWriteBackFreed)))
+    one(Tier::kDevice);
 }
 
 void KvCacheImpl::QueueBackup(RadixNode* node) {

@@ -1,6 +1,7 @@
 // Begin, Grow, Commit, Release: the life of a sequence.
 #include <algorithm>
 
+#include "base/plant.h"
 #include "cache/kv_cache_impl.h"
 #include "kv/device_pool.h"
 
@@ -158,6 +159,7 @@ BeginResult KvCacheImpl::Begin(SequenceKv* seq, std::string_view name_space, std
   seq->name_space = name_space;
   seq->cached = seq->computed = 0;
   seq->hit = {};
+  RadixNode* cursor = seq->node;
   seq->node = nullptr;
   if (!options_.enable_radix) {
     seq->active = true;
@@ -178,6 +180,9 @@ BeginResult KvCacheImpl::Begin(SequenceKv* seq, std::string_view name_space, std
       hit = Measure(tree_.Walk(root, Key(may_hit)));
     }
   }
+  if (Planted(Plant::kStaleCursor) && cursor != nullptr && cursor->end() > hit.total &&
+      cursor->end() * kPageTokens < int64_t(tokens.size()))
+    hit = Measure({cursor, cursor->pages, cursor->end()});
   int64_t total = hit.total;
   if ((total - hit.device) * kPageTokens < options_.load_back_min_tokens) total = hit.device;
   RadixNode* end = NodeEndingAt(hit.match.node, total);
@@ -252,7 +257,9 @@ BeginResult KvCacheImpl::PlanLoad(SequenceKv*, RadixNode* end, int64_t device_pa
     slots.clear();
     for (int32_t i = s.from; i < s.to; ++i) {
       const int32_t host = s.node->slots[1][i];
-      const int32_t page = device_.Take(host % lanes());
+      int32_t lane = host % lanes();
+      if (Planted(Plant::kWrongLane) && device_.free((lane + 1) % lanes()) > 0) lane = (lane + 1) % lanes();
+      const int32_t page = device_.Take(lane);
       device_.Cache(page);
       slots.push_back(page);
       plan.pages.push_back({PageId(page), HostPageId(host)});
@@ -305,7 +312,10 @@ void KvCacheImpl::Commit(SequenceKv* seq, std::span<const int32_t> tokens, int64
                "computed {} after {}, {} tokens, {} pages", computed, seq->computed, tokens.size(),
                seq->pages.size());
   seq->computed = computed;
-  const int64_t have = seq->cached / kPageTokens, full = computed / kPageTokens;
+  const int64_t have = seq->cached / kPageTokens;
+  int64_t full = computed / kPageTokens;
+  if (Planted(Plant::kEarlyPublish))
+    full = std::min(int64_t(tokens.size()) / kPageTokens, int64_t(seq->pages.size()));
   if (!options_.enable_radix || full <= have) return;
   RadixNode* node = seq->node;
   SLUICE_CHECK(node->end() == have && node->lock > 0, "cursor at page {}, sequence at {}", node->end(), have);
@@ -337,7 +347,7 @@ void KvCacheImpl::Commit(SequenceKv* seq, std::span<const int32_t> tokens, int64
       for (int32_t i = 0; i < on_device; ++i) {  // the tree has it: same bytes, so ours goes
         PageId& mine = seq->pages[size_t(at + i)];
         GiveBack(mine.value);
-        mine = PageId(child->slots[0][i]);
+        if (!Planted(Plant::kDuplicateAlias)) mine = PageId(child->slots[0][i]);
       }
       if (common > on_device) tree_.AddResident(child, Tier::kDevice, take_own(at + on_device, at + common));
       node = common < child->pages ? SplitNode(child, common) : child;
@@ -365,10 +375,12 @@ void KvCacheImpl::Release(SequenceKv* seq, std::span<const int32_t> tokens, bool
   if (keep) Commit(seq, tokens, seq->computed, 0);
   for (size_t i = size_t(seq->cached / kPageTokens); i < seq->pages.size(); ++i)
     GiveBack(seq->pages[i].value);
+  if (Planted(Plant::kDoubleFree) && int64_t(seq->pages.size()) * kPageTokens > seq->cached)
+    GiveBack(seq->pages.back().value);
   seq->pages.clear();
   if (seq->node != nullptr) {
     RadixNode* node = seq->node;
-    seq->node = nullptr;
+    if (!Planted(Plant::kStaleCursor)) seq->node = nullptr;
     tree_.Unlock(node);
     Reap(node);
   }

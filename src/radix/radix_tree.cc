@@ -5,6 +5,8 @@
 #include <cstring>
 #include <random>
 
+#include "base/plant.h"
+
 namespace sluice {
 namespace {
 constexpr int32_t kBlockPages = 64;  // compared by one memcmp: 16 KiB, half of an L1 cache
@@ -221,6 +223,10 @@ RadixNode* RadixTree::Split(RadixNode* node, int32_t pages) {
     }
   }
   Reserve(up, pages);  // compact again
+  if (Planted(Plant::kSplitLosesLock) && node->lock > 0) {
+    --node->lock;
+    --node->held[int(Tier::kDevice)];
+  }
 
   // The upper node takes the place under the parent.
   if (!node->dead) table_.Replace(node->edge_hash, node, up);
@@ -462,7 +468,8 @@ void RadixTree::Settle(int t) {
 
 Digest256 RadixTree::RootDigest(const Digest256& fingerprint, std::string_view name_space) {
   Hasher h;
-  h.AddFramed("sluice.kv.root.v1").Add(std::as_bytes(std::span(fingerprint))).AddFramed(name_space);
+  const Digest256 content = Planted(Plant::kKeyWithoutDtype) ? Digest256{} : fingerprint;
+  h.AddFramed("sluice.kv.root.v1").Add(std::as_bytes(std::span(content))).AddFramed(name_space);
   return h.Finish();
 }
 

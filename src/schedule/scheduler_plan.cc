@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/plant.h"
 #include "schedule/scheduler.h"
 
 namespace sluice {
@@ -131,6 +132,10 @@ void Scheduler::AppendRows(Sequence* s, int32_t rows, ForwardBatch* batch, Step*
     batch->tokens.push_back(TokenFromSlot(s->slot));
   }
   batch->pages.insert(batch->pages.end(), s->kv.pages.begin(), s->kv.pages.begin() + seq.num_pages);
+  if (Planted(Plant::kGlobalPageInverse)) {
+    const auto first = std::find(batch->pages.begin(), batch->pages.end(), s->kv.pages[0]);
+    seq.page_begin = int32_t(first - batch->pages.begin());
+  }
   batch->seqs.push_back(seq);
   (seq.decode ? counters_.decode_rows : counters_.prefill_rows) += rows;
 

@@ -47,7 +47,8 @@ void SimulatedStorage::Cancel(StorageTicket ticket) {
     if (f.ticket != ticket) continue;
     f.cancelled = true;
     f.batch.deadline = 0;
-    if (!f.hung) f.due = std::min(f.due, clock_->Now() + Nanos(random_.Below(1'000'000)));
+    // Not from the stream: the order in which a caller cancels several must not matter to a replay.
+    if (!f.hung) f.due = std::min(f.due, clock_->Now() + Nanos(SeededStream(ticket).Below(1'000'000)));
   }
 }
 
@@ -198,9 +199,9 @@ void SimulatedStorage::Scribble(StorageItem& item) {
   for (auto& s : item.spans) std::memset(s.data(), 0xA5, s.size());
 }
 
+// As a process does that dies after the first of its steps: what was stored stays, of an older generation.
 Status SimulatedStorage::Clear() {
   ++medium_->generation;
-  medium_->objects.clear();
   return OkStatus();
 }
 

@@ -1,0 +1,16 @@
+#include "sim/report.h"
+
+namespace sluice::sim {
+
+const std::vector<Scenario>& Scenarios() {
+  static const std::vector<Scenario> all = {
+      {"radix", "the prefix tree beside a map of prefixes", RunRadixSeed},
+      {"tiers", "cache and tiers: late, reordered and failing copies; slow, failing, lying storage",
+       RunTiersSeed},
+      {"engine", "scheduler, cache, tiers and executor: arrivals, aborts, retractions, tiny pools",
+       RunEngineSeed},
+  };
+  return all;
+}
+
+}  // namespace sluice::sim
