@@ -83,6 +83,17 @@ StatusOr<HttpResponse> PostJson(HttpClient* client, const HttpUrl& url, std::str
   return client->Fetch(std::move(call));
 }
 
+// CPU seconds of the server's threads that are not the model's: sockets, parsing and tokenising, scheduling.
+// < 0: not said.
+double FrontEndCpu(HttpClient* client, const LoadTarget& target) {
+  const auto info = GetJson(client, target.url, "/server_info", target.api_key);
+  if (!info.ok() || !info->contains("internal_states")) return -1;
+  const Json& state = (*info)["internal_states"].at(0);
+  if (!state.contains("http_cpu_seconds")) return -1;
+  return state.value("http_cpu_seconds", 0.0) + state.value("text_cpu_seconds", 0.0) +
+         state.value("engine_cpu_seconds", 0.0);
+}
+
 // What /server_info says that matters to a measurement: fills vocabulary, model name and stream form; refuses
 // a server whose answers are checked while they are made.
 Status ReadServerInfo(HttpClient* client, LoadTarget* target, int32_t* vocab_size) {
@@ -184,7 +195,7 @@ void PrintTable(const Json& j) {
   const auto number = [&](const char* label, const char* key) {
     if (j[key].is_null()) return;
     std::cout << (j[key].is_number_integer() ? fmt::format("{:<42}{:>12}\n", label, j[key].get<int64_t>())
-                                             : fmt::format("{:<42}{:>12.2f}\n", label, j[key].get<double>()));
+                                             : fmt::format("{:<42}{:>12.3f}\n", label, j[key].get<double>()));
   };
   std::cout << "============ Serving Benchmark Result ============\n";
   number("Successful requests:", "completed");
@@ -200,6 +211,7 @@ void PrintTable(const Json& j) {
   number("Total token throughput (tok/s):", "total_throughput");
   number("Concurrency:", "concurrency");
   number("Accept length:", "accept_length");
+  number("Front end CPU / wall time:", "frontend_cpu_share");
   for (const auto& [label, key] : {std::pair{"E2E Latency", "e2e_latency_ms"},
                                    {"TTFT", "ttft_ms"},
                                    {"TPOT", "tpot_ms"},
@@ -283,7 +295,9 @@ StatusOr<int> Run(const CommandLine& line) {
     }
   }
   const bool progress = isatty(STDERR_FILENO) != 0;
+  const double cpu_before = FrontEndCpu(client.get(), target);
   const LoadRun run = RunLoad(client.get(), target, requests, progress);
+  const double cpu_after = FrontEndCpu(client.get(), target);
   Json figures = {
       {"backend", backend},
       {"dataset_name", work.dataset},
@@ -291,6 +305,9 @@ StatusOr<int> Run(const CommandLine& line) {
       {"max_concurrency", target.max_concurrency > 0 ? Json(target.max_concurrency) : Json(nullptr)},
       {"seed", seed}};
   figures.update(SummariseLoad(requests, run));
+  // CPU time of sockets, text and scheduling as a share of the run's wall time.
+  figures["frontend_cpu_share"] =
+      cpu_before < 0 ? Json(nullptr) : Json((cpu_after - cpu_before) / run.duration_s);
   figures["total_output_tokens_retokenized"] = Retokenised(client.get(), target, run);
 
   int exit_code = kExitOk;

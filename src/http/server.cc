@@ -1,5 +1,8 @@
 #include "http/server.h"
 
+#include <pthread.h>
+#include <time.h>
+
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -63,12 +66,25 @@ class Server final : public HttpServer {
   void Run() {
     asio::co_spawn(threads_[0]->context, Accept(), asio::detached);
     for (auto& io : threads_) {
-      io->thread = std::thread([io] { io->context.run(); });
+      io->thread = std::thread([io] {
+        pthread_setname_np(pthread_self(), "sluice-http");
+        io->context.run();
+      });
     }
   }
 
   uint16_t port() const override { return port_; }
   int64_t connections() const override { return shared_->connections; }
+  double cpu_seconds() const override {
+    double seconds = 0;
+    for (const auto& io : threads_) {
+      clockid_t clock;
+      timespec t{};
+      if (stopped_ || pthread_getcpuclockid(io->thread.native_handle(), &clock) != 0) continue;
+      if (clock_gettime(clock, &t) == 0) seconds += double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+    }
+    return seconds;
+  }
 
   void Stop(double grace_s) override {
     if (stopped_.exchange(true)) return;

@@ -96,6 +96,7 @@ class HttpServer {
   static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options, HttpHandler* handler);
   virtual uint16_t port() const = 0;
   virtual int64_t connections() const = 0;
+  virtual double cpu_seconds() const = 0;  // of the I/O threads, while they run
   // Closes the listener and idle connections, lets running answers end until the time is over, then cuts
   // them. Blocks.
   virtual void Stop(double grace_s) = 0;

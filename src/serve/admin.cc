@@ -122,6 +122,8 @@ void AppServer::ServerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& ex
         {"requests_failed", e.requests_failed},
         {"requests_rejected", e.requests_rejected},
         {"engine_cpu_seconds", e.cpu_seconds},
+        {"http_cpu_seconds", http_->cpu_seconds()},
+        {"text_cpu_seconds", pool_->cpu_seconds()},
         {"cache",
          {{"device_pages", pages(c.device)},
           {"host_pages", pages(c.host)},
@@ -172,7 +174,9 @@ void AppServer::Loads(HttpRequest& http, const std::shared_ptr<HttpExchange>& ex
 
 void AppServer::Metrics(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
   exchange->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                     .body = metrics_.Render(engine_->Snapshot(), http_->connections())});
+                     .body = metrics_.Render(engine_->Snapshot(), {.connections = http_->connections(),
+                                                                   .http_cpu_s = http_->cpu_seconds(),
+                                                                   .text_cpu_s = pool_->cpu_seconds()})});
 }
 
 void AppServer::FlushCache(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {

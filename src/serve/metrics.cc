@@ -116,7 +116,7 @@ double ServeMetrics::GenerationRate(const EngineSnapshot& snapshot) {
   return rate_;
 }
 
-std::string ServeMetrics::Render(const EngineSnapshot& e, int64_t connections) {
+std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_end) {
   std::vector<prom::MetricFamily> families = series_->registry.Collect();
   const auto add = [&](std::string name, const char* help, prom::MetricType type,
                        std::vector<std::pair<prom::ClientMetric::Label, double>> values) {
@@ -156,13 +156,16 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, int64_t connections) {
   gauge("cache_hit_rate", "Cached share of all prompt tokens so far.",
         ratio(e.cached_tokens_total, e.prompt_tokens_total));
   gauge("gen_throughput", "Output tokens per second over the last second or more.", GenerationRate(e));
-  gauge("http_connections", "Open HTTP connections.", double(connections));
+  gauge("http_connections", "Open HTTP connections.", double(front_end.connections));
   counter("engine_steps_total", "Forward batches computed.", double(e.steps));
   counter("engine_prompt_tokens_total", "Prompt tokens admitted, cached ones included.",
           double(e.prompt_tokens_total));
   counter("engine_generation_tokens_total", "Tokens sampled and kept.", double(e.generation_tokens_total));
   counter("num_retractions_total", "Sequences set back because KV pages ran out.",
           double(e.retractions_total));
+  counter("http_cpu_seconds_total", "CPU time of the threads that read and write sockets.",
+          front_end.http_cpu_s);
+  counter("text_cpu_seconds_total", "CPU time of the threads that parse and tokenise.", front_end.text_cpu_s);
   counter("engine_cpu_seconds_total", "CPU time of the engine thread.", e.cpu_seconds);
   for (const auto& [tier, counts] : {std::pair{"device", &c.device}, {"host", &c.host}}) {
     add(std::string(tier) + "_pages", "KV pages by state; the states add up to all.", prom::MetricType::Gauge,

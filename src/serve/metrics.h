@@ -33,8 +33,12 @@ class ServeMetrics {
   ~ServeMetrics();
   void Finished(const RequestRecord& record);
   void InterToken(double seconds, int64_t tokens);
+  struct FrontEnd {
+    int64_t connections = 0;
+    double http_cpu_s = 0, text_cpu_s = 0;
+  };
   // The text of /metrics.
-  std::string Render(const EngineSnapshot& snapshot, int64_t connections);
+  std::string Render(const EngineSnapshot& snapshot, const FrontEnd& front_end);
   // Output tokens per second over the last second or more of calls.
   double GenerationRate(const EngineSnapshot& snapshot);
 

@@ -92,7 +92,7 @@ TEST(MetricsTest, CountsEachRequestOnceAndNeverGoesNegative) {
   metrics.Finished(
       {.endpoint = "chat", .result = RequestResult::kAborted, .reason = "client_gone", .prompt_tokens = 3});
   metrics.Finished({.endpoint = "chat", .result = RequestResult::kRejected, .reason = "queue_full"});
-  const std::string text = metrics.Render({}, 3);
+  const std::string text = metrics.Render({}, {.connections = 3});
   EXPECT_THAT(text, HasSubstr("sluice:prompt_tokens_total{model_name=\"m\\\"x\"} 13"));
   EXPECT_THAT(text, HasSubstr("cache_source=\"host\"} 2"));
   EXPECT_THAT(text, HasSubstr("sluice:e2e_request_latency_seconds_count{model_name=\"m\\\"x\"} 1"));

@@ -1,6 +1,7 @@
 #include "serve/work_pool.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #include <string>
 
@@ -27,6 +28,17 @@ void WorkPool::Stop() {
   for (auto& thread : threads_) {
     if (thread.joinable()) thread.join();
   }
+}
+
+double WorkPool::cpu_seconds() const {
+  double seconds = 0;
+  for (const std::thread& thread : threads_) {
+    clockid_t clock;
+    timespec t{};
+    if (pthread_getcpuclockid(const_cast<std::thread&>(thread).native_handle(), &clock) != 0) continue;
+    if (clock_gettime(clock, &t) == 0) seconds += double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+  }
+  return seconds;
 }
 
 bool WorkPool::Post(WorkLane lane, std::function<void()> work) {

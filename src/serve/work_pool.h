@@ -30,6 +30,7 @@ class WorkPool {
   ~WorkPool();  // runs what is queued, then joins
   // False: the lane's queue is full.
   [[nodiscard]] bool Post(WorkLane lane, std::function<void()> work);
+  double cpu_seconds() const;  // of all threads. REQUIRES not stopped
   // No more work is taken; waits for what is queued.
   void Stop();
 
