@@ -403,6 +403,12 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
     co_return false;
   }
   parser.body_limit(options.max_body_bytes);
+  auto charge = std::make_shared<BodyCharge>(shared_);
+  const std::string too_many = "the requests being read take too much memory; try again later";
+  if (!charge->RaiseTo(parser.content_length().value_or(0))) {
+    co_await Refuse(shared_->handler->ErrorResponse(HttpError::kTooManyBodies, too_many));
+    co_return false;
+  }
   if (request.Header("expect") == "100-continue" && !parser.is_done() && buffer_.size() == 0) {
     if (!co_await WriteAll("HTTP/1.1 100 Continue\r\n\r\n")) co_return false;
   }
@@ -423,8 +429,13 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
       }
       co_return false;
     }
+    if (!charge->RaiseTo(parser.get().body().capacity())) {
+      co_await Refuse(shared_->handler->ErrorResponse(HttpError::kTooManyBodies, too_many));
+      co_return false;
+    }
   }
   request.body = std::move(parser.get().body());
+  request.body_charge = std::move(charge);
   const bool http10 = parser.get().version() < 11;
   auto core = std::make_shared<ExchangeCore>(io_, shared_, weak_from_this(), http10, request.method == "HEAD",
                                              parser.keep_alive() && !shared_->stopping);

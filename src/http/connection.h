@@ -29,6 +29,31 @@ struct ServerShared {
   HttpHandler* handler = nullptr;
   std::atomic<bool> stopping{false};
   std::atomic<int64_t> connections{0};
+  std::atomic<uint64_t> body_bytes{0};  // of bodies that are being read or not parsed yet
+};
+
+// Bytes of a request's body, counted against what all bodies together may take. Given back when it goes.
+class BodyCharge {
+ public:
+  explicit BodyCharge(std::shared_ptr<ServerShared> shared) : shared_(std::move(shared)) {}
+  ~BodyCharge() { shared_->body_bytes -= bytes_; }
+  BodyCharge(const BodyCharge&) = delete;
+  BodyCharge& operator=(const BodyCharge&) = delete;
+  // Raises the charge to `bytes`; false: all bodies together would be too much.
+  [[nodiscard]] bool RaiseTo(uint64_t bytes) {
+    if (bytes <= bytes_) return true;
+    const uint64_t more = bytes - bytes_;
+    if (shared_->body_bytes.fetch_add(more) + more > shared_->options.max_all_body_bytes) {
+      shared_->body_bytes -= more;
+      return false;
+    }
+    bytes_ = bytes;
+    return true;
+  }
+
+ private:
+  const std::shared_ptr<ServerShared> shared_;
+  uint64_t bytes_ = 0;
 };
 
 // One I/O thread. Kept alive by the server and by every exchange, so that a late Write or Post finds it.

@@ -90,7 +90,7 @@ class TestHandler : public HttpHandler {
     }
   }
   HttpResponse ErrorResponse(HttpError error, std::string_view detail) override {
-    static constexpr int kStatus[] = {400, 431, 413, 408, 503, 500};
+    static constexpr int kStatus[] = {400, 431, 413, 408, 503, 503, 500};
     return {.status = kStatus[int(error)], .body = std::string(detail)};
   }
   std::shared_ptr<HttpExchange> Held() {
@@ -163,6 +163,21 @@ TEST_F(HttpServerTest, RefusesLargeBodiesEarlyInBothFramings) {
   exact.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + std::string(1000, 'y'));
   EXPECT_THAT(exact.ReadUntil("y|"), StartsWith("HTTP/1.1 200 "));
   EXPECT_EQ(handler_.handled, 1);
+}
+
+TEST_F(HttpServerTest, BoundsTheMemoryOfAllBodiesTogether) {
+  server_.reset();
+  StartServer({.max_all_body_bytes = 1500});
+  RawClient first(port()), second(port());
+  first.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n");
+  std::this_thread::sleep_for(50ms);
+  second.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n");
+  EXPECT_THAT(second.ReadUntil("\r\n"), StartsWith("HTTP/1.1 503 "));
+  first.Send(std::string(1000, 'x'));
+  EXPECT_THAT(first.ReadUntil("x|"), StartsWith("HTTP/1.1 200 "));
+  RawClient third(port());
+  third.Send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + std::string(1000, 'z'));
+  EXPECT_THAT(third.ReadUntil("z|"), StartsWith("HTTP/1.1 200 "));
 }
 
 TEST_F(HttpServerTest, RefusesLargeHeadsAndNonsense) {

@@ -1,6 +1,7 @@
 // HTTP requests and responses as plain values; no socket, no JSON.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,7 @@ struct HttpRequest {
   std::string query;    // after '?', may be empty
   HttpHeaders headers;  // names in lower case, in the order of arrival
   std::string body;
+  std::shared_ptr<void> body_charge;  // what the server counts for the body; keep it as long as the body
 
   // Value of the first header of that (lower-case) name; "" when there is none.
   std::string_view Header(std::string_view name) const;

@@ -28,6 +28,7 @@ enum class HttpError : uint8_t {
   kBodyTooLarge,        // 413
   kTimeout,             // 408: the client stopped sending in the middle of a request
   kTooManyConnections,  // 503
+  kTooManyBodies,       // 503: the bodies of all requests together take too much memory
   kNoAnswer,            // 500: the handler let the exchange go
 };
 
@@ -80,6 +81,7 @@ struct HttpServerOptions {
   uint16_t port = 0;  // 0: any free one
   int io_threads = 1;
   uint64_t max_body_bytes = 16 << 20;
+  uint64_t max_all_body_bytes = 1 << 30;  // of all requests that are being read or not parsed yet
   uint32_t max_head_bytes = 64 << 10;
   int64_t max_connections = 8192;
   uint64_t max_output_bytes = 1 << 20;  // waiting output of one stream

@@ -104,6 +104,7 @@ HttpResponse AppServer::ErrorResponse(HttpError error, std::string_view detail) 
     case HttpError::kTimeout:
       return Refusal({.http_status = 408, .message = text, .type = "timeout_error", .code = "timeout"});
     case HttpError::kTooManyConnections:
+    case HttpError::kTooManyBodies:
       return Refusal({.http_status = 503, .message = text, .type = "overloaded_error", .code = "overloaded"});
     case HttpError::kNoAnswer:
       break;
