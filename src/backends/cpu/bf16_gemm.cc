@@ -115,6 +115,20 @@ void Gemm(const GemmArgs& g) {
   const int64_t tiles = (g.rows + kMaxRows - 1) / kMaxRows;
   const int wide = g.rows <= 3 ? 4 : (g.rows <= 6 ? 2 : 1);  // panels side by side
   const uint16_t* b = static_cast<const uint16_t*>(g.b);
+  // A small B stays in L2 whichever way it is walked: then go row by row, so that sums are stored along rows
+  // and not down columns whose lines share a cache set. Which order changes no bit.
+  if (tiles > 1 && panels * g.panel_bytes <= (256 << 10)) {
+    int64_t row = 0;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int rows = int((g.rows - row + tiles - t - 1) / (tiles - t));
+      for (int64_t p = 0; p < panels; ++p) {
+        Rows<1>(g, row, rows, p * kNr, b + p * pe, pe);
+        if (g.prefetch != nullptr) g.prefetch->Step();
+      }
+      row += rows;
+    }
+    return;
+  }
   for (int64_t p = 0; p < panels;) {
     const int np = p + wide <= panels ? wide : (p + 2 <= panels && wide > 1 ? 2 : 1);
     int64_t row = 0;
