@@ -43,6 +43,7 @@ std::string NearestName(std::string_view name, std::span<const std::string> name
   std::string best;
   size_t best_distance = std::max<size_t>(2, name.size() / 4) + 1;
   for (const std::string& candidate : names) {
+    if (name.size() > 4 && candidate.starts_with(name)) return candidate;  // an abbreviation
     if (const size_t d = EditDistance(name, candidate); d < best_distance) {
       best_distance = d;
       best = candidate;

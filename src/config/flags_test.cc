@@ -190,6 +190,8 @@ TEST(Flags, UnknownFlagSuggestsTheNearest) {
   EXPECT_EQ(Error({"--prot", "1"}), "unknown flag --prot; did you mean --port?");
   EXPECT_EQ(Error({"--max-running-request=4"}),
             "unknown flag --max-running-request; did you mean --max-running-requests?");
+  EXPECT_EQ(Error({"--mem-fraction", "0.5"}),
+            "unknown flag --mem-fraction; did you mean --mem-fraction-static?");
   EXPECT_EQ(Error({"--zzzzzzzzzz"}), "unknown flag --zzzzzzzzzz");
 }
 
