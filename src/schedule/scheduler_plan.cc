@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "base/plant.h"
@@ -349,6 +350,9 @@ void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budge
   const bool by_prefix = options_.policy == SchedulePolicy::kLongestPrefix && waiting_.size() > 1;
   if (by_prefix) OrderByPrefix();
   size_t at = 0, passed = 0;
+  // Every waiter asks again, also one that this pass does not reach.
+  if (std::exchange(storage_progress_, false))
+    for (Sequence* s : waiting_) s->wait_storage = false;
   while (may_admit() && passed < kAdmissionScanMax) {
     Sequence* s = nullptr;
     if (by_prefix) {
@@ -358,7 +362,7 @@ void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budge
       if (at >= waiting_.size()) break;
       s = waiting_[at];
     }
-    if (s->wait_storage && !storage_progress_) {
+    if (s->wait_storage) {
       ++passed;
       if (!by_prefix) ++at;
       continue;
@@ -394,7 +398,6 @@ void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budge
     *budget -= rows;
     first = false;
   }
-  storage_progress_ = false;
 }
 
 }  // namespace sluice
