@@ -392,8 +392,12 @@ Digest256 Checkpoint::Identity(const ModelConfig& config) const {
   return h.Finish();
 }
 
-void Checkpoint::ReleaseMemory(std::string_view keep) {
+void Checkpoint::DropFilePages() const {
   for (const auto& f : files_) f->DropResidentPages();
+}
+
+void Checkpoint::ReleaseMemory(std::string_view keep) {
+  DropFilePages();
   if (arena_ == nullptr) return;
   const StoredTensor* kept = Find(keep);
   const int64_t page = sysconf(_SC_PAGESIZE);

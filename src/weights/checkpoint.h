@@ -63,6 +63,8 @@ class Checkpoint {
   // Gives memory back after packing. Views of files stay valid (their pages come back from the file); of
   // dummy weights only the tensor `keep` does.
   void ReleaseMemory(std::string_view keep);
+  // The part of it that can be done at any time: page-cache memory of the files.
+  void DropFilePages() const;
 
  private:
   Checkpoint() = default;
