@@ -385,6 +385,55 @@ TEST(Refusals, NameTheKeyTheValueAndWhatIsRight) {
               HasSubstr("/nonexistent/config.json"));
 }
 
+TEST(Refusals, NoValueOfAnyKeyGetsPastTheReaderUnchecked) {
+  // Every key of every config takes every kind of wrong value: parsing ends with a config or a message, never
+  // otherwise.
+  const Json values = Json::parse(
+      R"([null, true, false, 0, 1, -1, 2, 3, 7, 1000000007, 9223372036854775807, 18446744073709551615, 0.5, -1e300, 1e-300,
+          "", "x", "yarn", [], [0], ["full"], ["dense", 1], {}, {"rope_type": "yarn"}, {"type": 3}, [[[]]]])");
+  Json sparse =
+      With({{"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 64}}},
+            {"index_topk_freq", 2},
+            {"index_topk_pattern", nullptr},
+            {"topk_method", "noaux_tc"},
+            {"scoring_func", "sigmoid"},
+            {"num_nextn_predict_layers", 1},
+            {"moe_layer_freq", 1},
+            {"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}}},
+            {"mlp_layer_types", nullptr},
+            {"layer_types", nullptr}});
+  for (const char* key :
+       {"index_topk_pattern", "indexer_types", "mlp_layer_types", "layer_types", "rope_parameters",
+        "rope_interleave", "tie_word_embeddings", "index_skip_topk_offset", "indexer_rope_interleave"}) {
+    sparse[key] = nullptr;
+  }
+  int accepted = 0, refused = 0;
+  for (const auto& [key, unused] : sparse.items()) {
+    for (const Json& value : values) {
+      Json changed = sparse;
+      changed[key] = value;
+      const auto c = Parse(changed);
+      c.ok() ? ++accepted : ++refused;
+      if (!c.ok()) {
+        EXPECT_FALSE(c.status().message().empty()) << key;
+      } else {
+        EXPECT_EQ(int64_t(c->layer_is_moe.size()), c->num_layers);
+        EXPECT_EQ(int64_t(c->rope.inv_freq.size()), c->qk_rope / 2);
+      }
+    }
+    if (!sparse[key].is_object()) continue;
+    for (const auto& [inner, unused2] : sparse[key].items()) {
+      for (const Json& value : values) {
+        Json changed = sparse;
+        changed[key][inner] = value;
+        Parse(changed).ok() ? ++accepted : ++refused;
+      }
+    }
+  }
+  EXPECT_GT(accepted, 50);
+  EXPECT_GT(refused, 500);
+}
+
 TEST(CheckpointFolders, OfTheTreeAreAllAccepted) {
   const std::string data = std::string(SLUICE_SOURCE_DIR) + "/tests/data/";
   for (std::string name : {"tiny-random/glm-moe-dsa", "tiny-random/deepseek-v32", "tiny-random/deepseek-v3",

@@ -2,6 +2,7 @@
 
 #include <fstream>
 
+#include "base/random.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -176,6 +177,50 @@ TEST(Safetensors, RefusesEveryTruncationOfAGoodFile) {
       "123456789012");
   ASSERT_TRUE(OpenBytes(whole).ok());
   for (size_t n = 0; n < whole.size(); ++n) EXPECT_FALSE(OpenBytes(whole.substr(0, n)).ok()) << n;
+}
+
+TEST(Safetensors, MutatedFilesAreRefusedOrStayInBounds) {
+  const std::string good = File(
+      R"({"__metadata__":{"k":"v"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},"b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]}})",
+      "0123456789abcdef");
+  SeededStream random(20);
+  const std::string path = testing::TempDir() + "/sluice_mutated.safetensors";
+  const std::string_view pieces[] = {
+      "[", "]", "{", "}", ",", ":", "\"", "-1", "99999999999999999999", "1e9", "null", "\\u0000"};
+  int accepted = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string bytes = good;
+    for (uint64_t n = 1 + random.Below(3); n > 0; --n) {
+      const size_t at = random.Below(bytes.size());
+      switch (random.Below(4)) {
+        case 0:
+          bytes[at] = char(random.Next());
+          break;
+        case 1:
+          bytes.erase(at, 1 + random.Below(8));
+          break;
+        case 2:
+          bytes.insert(at, pieces[random.Below(std::size(pieces))]);
+          break;
+        default:
+          bytes[at] = char(bytes[at] ^ (1 << random.Below(8)));
+      }
+      if (bytes.empty()) bytes = "x";
+    }
+    std::ofstream(path, std::ios::binary) << bytes;
+    const auto f = SafetensorsFile::Open(path);
+    if (!f.ok()) {
+      EXPECT_FALSE(f.status().message().empty());
+      continue;
+    }
+    ++accepted;
+    for (const StoredTensor& t : (*f)->tensors()) {
+      int sum = 0;
+      for (int64_t j = 0; j < t.bytes; ++j) sum += int(t.data[j]);
+      EXPECT_GE(sum, 0);
+    }
+  }
+  EXPECT_GT(accepted, 10);  // a changed data byte is a good file
 }
 
 TEST(Safetensors, MissingFilesAndFoldersAreNamed) {
