@@ -6,37 +6,15 @@
 #include <optional>
 #include <sstream>
 
+#include "text/deepseek_v32_encoder.h"
 #include "text/jinja/runtime.h"
+#include "text/json_depth.h"
+#include "text/prompt_text.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user", "assistant", "tool"};
-constexpr int kMaxJsonDepth = 100;
-
-// Depth of JSON text before it is parsed: nlohmann would accept any.
-bool TooDeep(std::string_view json) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < json.size(); ++i) {
-    const char c = json[i];
-    if (in_string) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_string = false;
-      }
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kMaxJsonDepth) return true;
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return false;
-}
-
 StatusOr<std::string> NormalContent(const Json& content, const std::string& where) {
   if (content.is_null()) return std::string();
   if (content.is_string()) return content.get<std::string>();
@@ -71,7 +49,7 @@ StatusOr<Json> NormalArguments(const Json& arguments, const std::string& where) 
     return Invalid("{}: must be an object or a JSON string of one, got {}", where, arguments.type_name());
   const auto& text = arguments.get_ref<const std::string&>();
   if (text.find_first_not_of(" \t\r\n") == std::string::npos) return Json::object();
-  if (TooDeep(text)) return Invalid("{}: is nested more than {} deep", where, kMaxJsonDepth);
+  if (JsonTooDeep(text)) return Invalid("{}: is nested more than {} deep", where, kMaxJsonDepth);
   Json parsed = Json::parse(text, nullptr, false);
   if (parsed.is_discarded()) return Invalid("{}: is not valid JSON", where);
   if (!parsed.is_object()) return Invalid("{}: must be a JSON object, got {}", where, parsed.type_name());
@@ -163,11 +141,7 @@ class JinjaChatTemplate final : public ChatTemplate {
       return Invalid("{}: the chat template refused: {} (template line {})", where, failure.message,
                      failure.line);
     }
-    ChatPrompt prompt;
-    text.ForEachRun(0, text.size(), [&](size_t begin, size_t end, bool from_template) {
-      prompt.segments.push_back({text.str().substr(begin, end - begin), from_template});
-    });
-    return prompt;
+    return PromptOf(text);
   }
 
  private:
@@ -288,6 +262,16 @@ StatusOr<std::string> TemplateOf(const Json& config, const std::string& path) {
   return Invalid("{}: chat_template must be a string or a list with one named \"default\"", path);
 }
 
+bool IsDeepseekV32(const std::string& folder) {
+  const auto text = ReadIfThere(folder + "/config.json");
+  if (!text || JsonTooDeep(*text)) return false;
+  const Json config = Json::parse(*text, nullptr, false);
+  if (!config.is_object() || !config.contains("architectures") || !config["architectures"].is_array())
+    return false;
+  const Json& names = config["architectures"];
+  return std::find(names.begin(), names.end(), "DeepseekV32ForCausalLM") != names.end();
+}
+
 }  // namespace
 
 std::string ChatPrompt::Text() const {
@@ -325,7 +309,10 @@ StatusOr<std::shared_ptr<const ChatTemplate>> ChatTemplate::Load(const std::stri
   const Json tokens = SpecialTokens(config);
   StatusOr<std::string> source = TemplateOf(config, config_path);
   if (auto file = ReadIfThere(folder + "/chat_template.jinja")) source = std::move(*file);
-  if (!source.ok()) return source.status();
+  if (!source.ok()) {
+    if (absl::IsNotFound(source.status()) && IsDeepseekV32(folder)) return MakeDeepseekV32Encoder();
+    return source.status();
+  }
   auto parsed = Parse(*source, tokens);
   if (!parsed.ok())
     return Status(parsed.status().code(), fmt::format("{}: {}", folder, Message(parsed.status())));

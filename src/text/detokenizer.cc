@@ -18,7 +18,8 @@ std::string IncrementalDetokenizer::Strip(std::string text) {
 }
 
 std::string IncrementalDetokenizer::Add(int32_t id) {
-  if (skip_special_ && tokenizer_->IsSpecial(id)) return "";
+  if (skip_special_ && tokenizer_->IsSpecial(id) && std::find(kept_.begin(), kept_.end(), id) == kept_.end())
+    return "";
   held_ += tokenizer_->TokenBytes(id);
   const bool each_byte = tokenizer_->decode_rules().replace_each_byte;
   std::string out;

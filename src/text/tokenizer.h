@@ -68,10 +68,13 @@ class Tokenizer {
 // are held back. All pieces joined equal Tokenizer::Decode of all ids. Keep one per choice.
 class IncrementalDetokenizer {
  public:
-  IncrementalDetokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special)
+  // kept: special tokens that skip_special does not skip (a response parser's markers).
+  IncrementalDetokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special,
+                         std::vector<int32_t> kept = {})
       : tokenizer_(std::move(tokenizer)),
         skip_special_(skip_special),
-        strip_left_(tokenizer_->decode_rules().strip_start) {}
+        strip_left_(tokenizer_->decode_rules().strip_start),
+        kept_(std::move(kept)) {}
   std::string Add(int32_t id);  // text that became certain; may be ""
   // Held bytes as at most one U+FFFD (one each for byte-fallback tokenizers). Call once, at the end.
   std::string Finish();
@@ -81,6 +84,7 @@ class IncrementalDetokenizer {
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool skip_special_;
   int strip_left_;
+  std::vector<int32_t> kept_;
   std::string held_;  // at most 3 bytes: a truncated character
 };
 

@@ -151,6 +151,7 @@ Value TruncateFloat(double d, const Value& fallback) {
 Value ToInt(const std::string& name, const Value& v, const Args& args, Budget*) {
   const Bound a(name, args, {"default", "base"});
   const Value fallback = a.Has(0) ? *a[0] : Value(0);
+  if (v.IsUndefined()) throw Error{fmt::format("'{}' is undefined", v.undefined_name())};
   if (v.IsIntegral()) return Value(v.AsInt());
   if (v.IsFloat()) return TruncateFloat(v.AsDouble(), fallback);
   if (v.text() == nullptr) return fallback;
@@ -163,6 +164,7 @@ Value ToInt(const std::string& name, const Value& v, const Args& args, Budget*) 
 Value ToFloat(const std::string& name, const Value& v, const Args& args, Budget*) {
   const Bound a(name, args, {"default"});
   const Value fallback = a.Has(0) ? *a[0] : Value(0.0);
+  if (v.IsUndefined()) throw Error{fmt::format("'{}' is undefined", v.undefined_name())};
   if (v.IsNumber()) return Value(v.AsDouble());
   if (v.text() == nullptr) return fallback;
   const auto d = ParseFloat(v.text()->str());
@@ -217,6 +219,7 @@ Value Unique(const std::string& name, const Value& v, const Args& args, Budget* 
     const Value key =
         SortKey(a.Has(1) && !a[1]->IsNone() ? AttributePath(item, *a[1], budget) : item, a.Flag(0, false));
     budget->Charge(seen.size());
+    CheckHashable(key);
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& s) { return Equal(s, key); })) continue;
     seen.push_back(key);
     out.push_back(item);
@@ -265,7 +268,8 @@ Value Indent(const std::string& name, const Value& v, const Args& args, Budget* 
     indention =
         Text(std::string(static_cast<size_t>(std::clamp<int64_t>(a.Integer(0, 4), 0, 10'000)), ' '), true);
   }
-  Text source = Soft(v, budget);
+  if (v.text() == nullptr) throw Error{fmt::format("indent: a string is required, got {}", TypeName(v))};
+  Text source = *v.text();
   source.Append("\n", true);
   const std::vector<Text> lines = SplitLines(source, false);
   budget->ChargeBytes(source.size() + lines.size() * (indention.size() + 1));
@@ -347,6 +351,7 @@ Value Map(const std::string& name, const Value& v, const Args& args, Budget* bud
   if (args.positional.empty()) {
     const Bound a(name, args, {"attribute", "default"});
     if (!a.Has(0)) throw Error{"map requires a filter argument"};
+    if (!Truth(v)) return MakeList({});
     for (const Value& item : Iterate(v, budget)) {
       Value x = AttributePath(item, *a[0], budget);
       out.push_back(x.IsUndefined() && a.Has(1) ? *a[1] : std::move(x));
@@ -356,6 +361,7 @@ Value Map(const std::string& name, const Value& v, const Args& args, Budget* bud
   const std::string& filter = NameArgument(args, 0, "filter");
   if (!IsFilter(filter)) throw Error{fmt::format("no filter named '{}'", filter)};
   const Args rest = Rest(args, 1);
+  if (!Truth(v)) return MakeList({});
   for (const Value& item : Iterate(v, budget)) {
     budget->Charge(10);
     out.push_back(CallFilter(filter, item, rest, budget));
@@ -370,6 +376,7 @@ Value Select(const std::string& name, const Value& v, const Args& args, Budget* 
   const std::string test = has_test ? NameArgument(args, test_at, "test") : "";
   if (has_test && !IsTest(test)) throw Error{fmt::format("no test named '{}'", test)};
   const Args rest = Rest(args, test_at + 1);
+  if (!Truth(v)) return MakeList({});
   std::vector<Value> out;
   for (const Value& item : Iterate(v, budget)) {
     budget->Charge(10);
@@ -428,9 +435,8 @@ struct TestInfo {
   bool argument;
 };
 
-Int WholeNumber(const Value& v) {
-  if (!v.IsIntegral()) throw Error{fmt::format("an integer is required, got {}", TypeName(v))};
-  return v.AsInt();
+bool Remainder(const Value& v, const Value& divisor, int wanted, Budget* budget) {
+  return Equal(Arithmetic("%", v, divisor, budget), Value(wanted));
 }
 
 const std::map<std::string_view, TestInfo>& Tests() {
@@ -458,16 +464,11 @@ const std::map<std::string_view, TestInfo>& Tests() {
       {"true", {[](V v, A, B) { return v.IsBool() && v.AsBool(); }, false}},
       {"false", {[](V v, A, B) { return v.IsBool() && !v.AsBool(); }, false}},
       {"callable", {[](V v, A, B) { return v.callable() != nullptr; }, false}},
-      {"even", {[](V v, A, B) { return WholeNumber(v) % 2 == 0; }, false}},
-      {"odd", {[](V v, A, B) { return WholeNumber(v) % 2 != 0; }, false}},
+      {"even", {[](V v, A, B b) { return Remainder(v, Value(2), 0, b); }, false}},
+      {"odd", {[](V v, A, B b) { return Remainder(v, Value(2), 1, b); }, false}},
       {"lower", {[](V v, A, B b) { return IsAllCase(Soft(v, b).str(), false); }, false}},
       {"upper", {[](V v, A, B b) { return IsAllCase(Soft(v, b).str(), true); }, false}},
-      {"divisibleby",
-       {[](V v, A a, B) {
-          if (WholeNumber(*a) == 0) throw Error{"division by zero"};
-          return WholeNumber(v) % WholeNumber(*a) == 0;
-        },
-        true}},
+      {"divisibleby", {[](V v, A a, B b) { return Remainder(v, *a, 0, b); }, true}},
       {"sameas",
        {[](V v, A a, B) { return std::string_view(TypeName(v)) == TypeName(*a) && Equal(v, *a); }, true}},
       {"in", {[](V v, A a, B b) { return Contains(*a, v, b); }, true}},

@@ -19,8 +19,7 @@ constexpr size_t kMaxListLength = 1'000'000;
 std::optional<int64_t> OptionalIndex(const Value& v) {
   if (v.IsNone()) return std::nullopt;
   if (!v.IsIntegral()) throw Error{"slice indices must be integers or None"};
-  const Int i = v.AsInt();
-  return static_cast<int64_t>(std::clamp<Int>(i, INT64_MIN / 4, INT64_MAX / 4));
+  return static_cast<int64_t>(std::clamp<Int>(v.AsInt(), INT64_MIN / 4, INT64_MAX / 4));
 }
 
 }  // namespace
@@ -123,7 +122,10 @@ bool Contains(const Value& container, const Value& item, Budget* budget) {
     budget->ChargeBytes(t->size());
     return t->str().find(item.text()->str()) != std::string::npos;
   }
-  if (const Dict* d = container.dict()) return d->Find(item) != nullptr;
+  if (const Dict* d = container.dict()) {
+    CheckHashable(item);
+    return d->Find(item) != nullptr;
+  }
   if (const List* l = container.list()) {
     budget->Charge(l->items.size());
     return std::any_of(l->items.begin(), l->items.end(), [&](const Value& v) { return Equal(v, item); });
@@ -134,21 +136,22 @@ bool Contains(const Value& container, const Value& item, Budget* budget) {
 
 Value Slice(const Value& object, const Value& start, const Value& stop, const Value& step, Budget* budget) {
   if (object.IsUndefined()) ThrowUndefined(object);
+  if (object.text() == nullptr && object.list() == nullptr) {
+    throw Error{fmt::format("'{}' object cannot be sliced", TypeName(object))};
+  }
   const auto from = OptionalIndex(start), to = OptionalIndex(stop), by = OptionalIndex(step);
   if (const Text* t = object.text()) {
     budget->ChargeBytes(t->size());
     const SliceBounds b = ClipSlice(from, to, by, static_cast<int64_t>(CharCount(t->str())));
     return Value(SliceText(*t, b.start, b.stop, b.step));
   }
-  if (const List* l = object.list()) {
-    budget->Charge(l->items.size());
-    const SliceBounds b = ClipSlice(from, to, by, static_cast<int64_t>(l->items.size()));
-    std::vector<Value> items;
-    for (int64_t i = b.start; b.step > 0 ? i < b.stop : i > b.stop; i += b.step)
-      items.push_back(l->items[static_cast<size_t>(i)]);
-    return MakeList(std::move(items), l->tuple);
-  }
-  throw Error{fmt::format("'{}' object cannot be sliced", TypeName(object))};
+  const List* l = object.list();
+  budget->Charge(l->items.size());
+  const SliceBounds b = ClipSlice(from, to, by, static_cast<int64_t>(l->items.size()));
+  std::vector<Value> items;
+  for (int64_t i = b.start; b.step > 0 ? i < b.stop : i > b.stop; i += b.step)
+    items.push_back(l->items[static_cast<size_t>(i)]);
+  return MakeList(std::move(items), l->tuple);
 }
 
 Value Negate(const Value& v) {
@@ -335,7 +338,11 @@ Text PercentFormat(const Text& format, const std::vector<Value>& arguments, Budg
       out.Append(piece);
     }
   }
-  if (next < arguments.size() && !(arguments.size() == 1 && arguments[0].dict() != nullptr)) {
+  // Python lets a single argument that could be a mapping stay unused.
+  const bool mapping_like =
+      arguments.size() == 1 && (arguments[0].dict() != nullptr || arguments[0].IsUndefined() ||
+                                (arguments[0].list() != nullptr && !arguments[0].list()->tuple));
+  if (next < arguments.size() && !mapping_like) {
     throw Error{"not all arguments converted during string formatting"};
   }
   return out;

@@ -237,8 +237,8 @@ class Runtime {
       loop->attributes.emplace_back(name, Value());
     }
     loop->attributes[kLength].second = Value(length);
-    loop->attributes[kDepth].second = Value(loop_depth_);
-    loop->attributes[kDepth0].second = Value(loop_depth_ - 1);
+    loop->attributes[kDepth].second = Value(1);  // counts recursive loops only, which there are none of
+    loop->attributes[kDepth0].second = Value(0);
     for (const auto& [name, kind] : {std::pair{"cycle", Callable::Kind::kLoopCycle},
                                      std::pair{"changed", Callable::Kind::kLoopChanged}}) {
       auto f = std::make_shared<Callable>();
@@ -270,7 +270,6 @@ class Runtime {
       return Execute(s.bodies[1]);
     }
     const int outer_message = message_index_;
-    ++loop_depth_;
     const std::shared_ptr<Namespace> loop = NewLoop(items.size());
     Flow flow = Flow::kNormal;
     for (size_t i = 0; i < items.size() && flow != Flow::kBreak; ++i) {
@@ -291,7 +290,6 @@ class Runtime {
       Assign(s.target, items[i]);
       flow = Execute(s.bodies[0]);
     }
-    --loop_depth_;
     message_index_ = outer_message;
     return Flow::kNormal;
   }
@@ -558,7 +556,6 @@ class Runtime {
   std::vector<std::shared_ptr<Namespace>> namespaces_;
   int depth_ = 0;
   int macro_depth_ = 0;
-  int loop_depth_ = 0;
   int line_ = 0;
   int message_index_ = -1;
 };

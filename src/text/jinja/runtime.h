@@ -16,7 +16,7 @@
 namespace sluice::jinja {
 
 struct Limits {
-  int64_t steps = 50'000'000;     // evaluated nodes, visited items and 64-byte pieces of handled text
+  int64_t steps = 20'000'000;     // evaluated nodes, visited items and 64-byte pieces of handled text
   size_t text_bytes = 64u << 20;  // of any one text, the output included
 };
 

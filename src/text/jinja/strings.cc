@@ -142,7 +142,7 @@ std::vector<Text> Split(const Text& s, std::string_view separator, int64_t max_s
     size_t pos = StripBounds(bytes, Side::kLeft, IsPythonSpace).first;
     while (pos < bytes.size()) {
       if (!may_split()) {
-        parts.emplace_back(pos, StripBounds(bytes, Side::kRight, IsPythonSpace).second);
+        parts.emplace_back(pos, bytes.size());  // the rest keeps its white space at the far end
         break;
       }
       size_t end = pos;
@@ -158,7 +158,7 @@ std::vector<Text> Split(const Text& s, std::string_view separator, int64_t max_s
     size_t end = StripBounds(bytes, Side::kRight, IsPythonSpace).second;
     while (end > 0) {
       if (!may_split()) {
-        parts.emplace_back(StripBounds(bytes, Side::kLeft, IsPythonSpace).first, end);
+        parts.emplace_back(0, end);
         break;
       }
       size_t begin = end;

@@ -33,8 +33,7 @@ Value MakeList(std::vector<Value> items, bool tuple) {
 }
 
 void Dict::Set(Value key, Value value) {
-  if (key.list() != nullptr && !key.list()->tuple) throw Error{"unhashable type: 'list'"};
-  if (key.dict() != nullptr) throw Error{"unhashable type: 'dict'"};
+  CheckHashable(key);
   depth_ = std::max(depth_, value.depth() + 1);
   CheckDepth(depth_);
   if (const Text* t = key.text()) {
@@ -133,6 +132,14 @@ namespace {
 // Shared parts make a value's tree far larger than the value, so a comparison counts what it visits.
 constexpr int kMaxComparisons = 2'000'000;
 
+void CheckHashableCounted(const Value& v, int* left) {
+  if (--*left < 0) throw Error{"a key visits too many values"};
+  if (v.dict() != nullptr) throw Error{"unhashable type: 'dict'"};
+  if (v.list() == nullptr) return;
+  if (!v.list()->tuple) throw Error{"unhashable type: 'list'"};
+  for (const Value& item : v.list()->items) CheckHashableCounted(item, left);
+}
+
 bool EqualCounted(const Value& a, const Value& b, int* left) {
   if (--*left < 0) throw Error{"a comparison visits too many values"};
   if (a.IsUndefined() || b.IsUndefined()) return a.IsUndefined() && b.IsUndefined();
@@ -160,6 +167,11 @@ bool EqualCounted(const Value& a, const Value& b, int* left) {
 }
 
 }  // namespace
+
+void CheckHashable(const Value& v) {
+  int left = kMaxComparisons;
+  CheckHashableCounted(v, &left);
+}
 
 bool Equal(const Value& a, const Value& b) {
   int left = kMaxComparisons;

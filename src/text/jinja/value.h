@@ -138,6 +138,8 @@ struct Callable {
 Value FromJson(const Json& json, bool from_template);
 
 bool Truth(const Value& v);
+// Throws for lists, dicts and tuples of such: what Python cannot use as a key.
+void CheckHashable(const Value& v);
 bool Equal(const Value& a, const Value& b);
 // Python's ordering. Throws for values that have none.
 bool Less(const Value& a, const Value& b);
