@@ -11,7 +11,8 @@
 
 namespace sluice {
 
-// Many producers, many consumers. Push fails instead of blocking when full, so a producer must say what happens then.
+// Many producers, many consumers. Push fails instead of blocking when full, so a producer must say what
+// happens then.
 template <typename T>
 class BoundedQueue {
  public:

@@ -17,7 +17,8 @@ class Clock {
 class SteadyClock final : public Clock {
  public:
   Nanos Now() const override {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
         .count();
   }
 };

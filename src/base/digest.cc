@@ -9,7 +9,9 @@ namespace {
 EVP_MD_CTX* Ctx(void* p) { return static_cast<EVP_MD_CTX*>(p); }
 }  // namespace
 
-Hasher::Hasher() : ctx_(EVP_MD_CTX_new()) { SLUICE_CHECK(EVP_DigestInit_ex(Ctx(ctx_), EVP_sha256(), nullptr) == 1); }
+Hasher::Hasher() : ctx_(EVP_MD_CTX_new()) {
+  SLUICE_CHECK(EVP_DigestInit_ex(Ctx(ctx_), EVP_sha256(), nullptr) == 1);
+}
 Hasher::~Hasher() { EVP_MD_CTX_free(Ctx(ctx_)); }
 
 Hasher& Hasher::Add(std::span<const std::byte> bytes) {

@@ -1,4 +1,5 @@
-// SHA-256, the one digest of the product: cache keys, fingerprints, model identity, checksums that bind to a key.
+// SHA-256, the one digest of the product: cache keys, fingerprints, model identity, checksums that bind to a
+// key.
 #pragma once
 
 #include <array>
@@ -22,11 +23,11 @@ class Hasher {
   Hasher(const Hasher&) = delete;
   Hasher& operator=(const Hasher&) = delete;
   Hasher& Add(std::span<const std::byte> bytes);
-  Hasher& AddU32(uint32_t v);   // little endian
-  Hasher& AddU64(uint64_t v);   // little endian
-  Hasher& AddFramed(std::string_view s);  // u64 length, then the bytes
+  Hasher& AddU32(uint32_t v);                          // little endian
+  Hasher& AddU64(uint64_t v);                          // little endian
+  Hasher& AddFramed(std::string_view s);               // u64 length, then the bytes
   Hasher& AddTokens(std::span<const int32_t> tokens);  // u32 little endian each, no frame
-  Digest256 Finish();  // the hasher may not be used afterwards
+  Digest256 Finish();                                  // the hasher may not be used afterwards
 
  private:
   void* ctx_;
@@ -35,8 +36,8 @@ class Hasher {
 Digest256 Sha256(std::span<const std::byte> bytes);
 std::string Hex(const Digest256& d);
 
-// The chain of page digests of a token sequence: digest(page i) = sha256(parent digest || tokens as u32 LE). The root
-// parent is the namespace digest. One function for L1, L2, L3, PD and events.
+// The chain of page digests of a token sequence: digest(page i) = sha256(parent digest || tokens as u32 LE).
+// The root parent is the namespace digest. One function for L1, L2, L3, PD and events.
 Digest256 PageDigest(const Digest256& parent, std::span<const int32_t> page_tokens);
 
 }  // namespace sluice

@@ -16,12 +16,14 @@ struct Id {
   friend constexpr auto operator<=>(const Id&, const Id&) = default;
 };
 
-using PageId = Id<struct PageTag>;             // a device page of the pool (all layers of 64 tokens), global over lanes
-using HostPageId = Id<struct HostPageTag>;     // a page of the host tier
-using LogicalLayer = Id<struct LayerTag>;      // layer number as in the checkpoint; the draft layer is num_hidden_layers
-using CompactLayer = Id<struct CompactTag>;    // slot of a layer among those that own the component; derived, never sent
+using PageId = Id<struct PageTag>;  // a device page of the pool (all layers of 64 tokens), global over lanes
+using HostPageId = Id<struct HostPageTag>;  // a page of the host tier
+using LogicalLayer =
+    Id<struct LayerTag>;  // layer number as in the checkpoint; the draft layer is num_hidden_layers
+using CompactLayer =
+    Id<struct CompactTag>;  // slot of a layer among those that own the component; derived, never sent
 using RequestId = Id<struct RequestTag, int64_t>;
-using SlotId = Id<struct SlotTag>;             // a running sequence's place in the executor's per-sequence state
+using SlotId = Id<struct SlotTag>;  // a running sequence's place in the executor's per-sequence state
 using Rank = Id<struct RankTag>;
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }

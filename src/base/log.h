@@ -1,4 +1,5 @@
-// Logging: spdlog behind one include. Never called per request, step, layer, page or transfer at the default level.
+// Logging: spdlog behind one include. Never called per request, step, layer, page or transfer at the default
+// level.
 #pragma once
 
 #include "spdlog/spdlog.h"

@@ -1,4 +1,5 @@
-// Random numbers as pure functions of a counter (Philox 4x32-10, Salmon et al. 2011) and a small seeded stream.
+// Random numbers as pure functions of a counter (Philox 4x32-10, Salmon et al. 2011) and a small seeded
+// stream.
 #pragma once
 
 #include <array>
@@ -9,7 +10,8 @@ namespace sluice {
 constexpr std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> ctr, std::array<uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t(0xD2511F53u) * ctr[0], p1 = uint64_t(0xCD9E8D57u) * ctr[2];
-    ctr = {uint32_t(p1 >> 32) ^ ctr[1] ^ key[0], uint32_t(p1), uint32_t(p0 >> 32) ^ ctr[3] ^ key[1], uint32_t(p0)};
+    ctr = {uint32_t(p1 >> 32) ^ ctr[1] ^ key[0], uint32_t(p1), uint32_t(p0 >> 32) ^ ctr[3] ^ key[1],
+           uint32_t(p0)};
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }

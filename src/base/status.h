@@ -1,7 +1,7 @@
 // Status and StatusOr for the whole product: the one bridge to Abseil's types.
 //
-// Errors of users and peers are Status; programming errors are CHECK (check.h). A message names the field, the value,
-// the limit and the remedy: "max_tokens: 1.5 is not an integer; send a whole number >= 0".
+// Errors of users and peers are Status; programming errors are CHECK (check.h). A message names the field,
+// the value, the limit and the remedy: "max_tokens: 1.5 is not an integer; send a whole number >= 0".
 #pragma once
 
 #include <string>
@@ -64,13 +64,13 @@ Status Internal(fmt::format_string<A...> f, A&&... a) {
 
 #define SLUICE_CONCAT_INNER(a, b) a##b
 #define SLUICE_CONCAT(a, b) SLUICE_CONCAT_INNER(a, b)
-#define RETURN_IF_ERROR(expr)                          \
-  do {                                                 \
-    ::sluice::Status status_ = (expr);                 \
-    if (!status_.ok()) return status_;                 \
+#define RETURN_IF_ERROR(expr)          \
+  do {                                 \
+    ::sluice::Status status_ = (expr); \
+    if (!status_.ok()) return status_; \
   } while (0)
 #define ASSIGN_OR_RETURN(lhs, expr) ASSIGN_OR_RETURN_IMPL(SLUICE_CONCAT(status_or_, __LINE__), lhs, expr)
-#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr)          \
-  auto tmp = (expr);                                   \
-  if (!tmp.ok()) return tmp.status();                  \
+#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \
+  auto tmp = (expr);                          \
+  if (!tmp.ok()) return tmp.status();         \
   lhs = std::move(tmp).value()

@@ -85,8 +85,8 @@ TEST(HostTier, WriteBackWritesWhatIsAboutToGoAndFreesItOnlyAfterTheCopy) {
 
 TEST(HostTier, ALoadThatFitsEvictsNothing) {
   CacheWorld w(Tiers(20, 64));
-  w.Run(Prompt(8 * 64));       // A
-  w.Run(Prompt(20 * 64, 1));   // fills the pool, A is on the host only
+  w.Run(Prompt(8 * 64));      // A
+  w.Run(Prompt(20 * 64, 1));  // fills the pool, A is on the host only
   EXPECT_EQ(w.cache.Stats().device.free, 0);
   // Free room as the top-up would leave it: exactly what A needs.
   Seq filler = w.Start(Prompt(8 * 64, 2));
@@ -105,8 +105,8 @@ TEST(HostTier, ALoadThatFitsEvictsNothing) {
 
 TEST(HostTier, ALoadEvictsExactlyItsDeficitAndNeverItsOwnPath) {
   CacheWorld w(Tiers(12, 64));
-  w.Run(Prompt(12 * 64));     // A: all of the pool
-  w.Run(Prompt(9 * 64, 1));   // B takes the tail of A away: A keeps 3 pages on the device
+  w.Run(Prompt(12 * 64));    // A: all of the pool
+  w.Run(Prompt(9 * 64, 1));  // B takes the tail of A away: A keeps 3 pages on the device
   ASSERT_EQ(w.cache.Peek("", Prompt(12 * 64 + 1)).device, 3 * 64);
   const int64_t evicted = w.cache.Stats().evicted_pages_device;
   Seq a;
@@ -267,7 +267,8 @@ TEST(HostTier, LoadsUseTheLaneOfTheHostPage) {
   w.End(s);
 }
 
-// What moves per token is the layout's number: no index byte of a layer that reuses another's set, every latent row.
+// What moves per token is the layout's number: no index byte of a layer that reuses another's set, every
+// latent row.
 TEST(HostTier, CopiedBytesPerTokenAreTheLayoutsInBothDirections) {
   for (const bool draft : {false, true}) {
     for (const bool shared : {false, true}) {
@@ -278,7 +279,8 @@ TEST(HostTier, CopiedBytesPerTokenAreTheLayoutsInBothDirections) {
           64 * (3 + draft) * (32 + 4 + 16) + (shared ? 2 + draft : 3 + draft) * (64 * 16 + 64 * 4);
       auto device = DevicePool::Make(layout, 1, 8).value();
       auto host = HostPool::Make(layout, HostLayout::kLayerPageFirst, 1, 8).value();
-      CopyPlan plan{1, CopyDirection::kDeviceToHost, {{PageId(1), HostPageId(0)}, {PageId(4), HostPageId(3)}}};
+      CopyPlan plan{
+          1, CopyDirection::kDeviceToHost, {{PageId(1), HostPageId(0)}, {PageId(4), HostPageId(3)}}};
       EXPECT_EQ(CopyPages(plan, *device, *host, -1).bytes, 2 * by_hand);
       plan.direction = CopyDirection::kHostToDevice;
       EXPECT_EQ(CopyPages(plan, *device, *host, -1).bytes, 2 * by_hand);

@@ -16,11 +16,13 @@ using testing::Prompt;
 using testing::Seq;
 using testing::Small;
 
-// One process: an engine's cache over a medium that outlives it. The executor's copies are not performed; the host pool gets a
-// pattern instead, so that bytes can be followed to storage and back.
+// One process: an engine's cache over a medium that outlives it. The executor's copies are not performed; the
+// host pool gets a pattern instead, so that bytes can be followed to storage and back.
 struct Process {
-  Process(SimulatedMedium* medium, const KvLayout& layout, PrefetchPolicy policy = PrefetchPolicy::kWaitComplete,
-          HostLayout order = HostLayout::kPageFirstDirect, StorageFaults faults = {}, int64_t host_pages = 64, int32_t lanes = 1)
+  Process(SimulatedMedium* medium, const KvLayout& layout,
+          PrefetchPolicy policy = PrefetchPolicy::kWaitComplete,
+          HostLayout order = HostLayout::kPageFirstDirect, StorageFaults faults = {}, int64_t host_pages = 64,
+          int32_t lanes = 1)
       : host(HostPool::Make(layout, order, lanes, host_pages / lanes).value()) {
     StorageFormat format;
     format.content_fingerprint = layout.content_fingerprint();
@@ -120,8 +122,8 @@ TEST(StorageGlue, ARestartedEngineHitsWithTheSameBytesInAnyHostLayoutAndLaneCoun
   }
   EXPECT_EQ(medium.objects.size(), 10u);
   std::vector<std::vector<std::byte>> bytes;
-  for (const HostLayout order : {HostLayout::kPageFirstDirect, HostLayout::kLayerPageFirst, HostLayout::kPageFirst,
-                                 HostLayout::kLayerFirst}) {
+  for (const HostLayout order : {HostLayout::kPageFirstDirect, HostLayout::kLayerPageFirst,
+                                 HostLayout::kPageFirst, HostLayout::kLayerFirst}) {
     for (const int32_t lanes : {1, 4}) {
       Process again(&medium, layout, PrefetchPolicy::kWaitComplete, order, {}, 64, lanes);
       const CachedTokens hit = again.Run(Prompt(700));
@@ -148,8 +150,9 @@ TEST(StorageGlue, AnotherIdentityMisses) {
   other.model_identity[0] = 1;
   KvLayoutOptions numerics = layout.options();
   numerics.numerics_class = "another";
-  for (const KvLayout& l : {KvLayout::Make(Small(), other).value(), KvLayout::Make(Small(), numerics).value(),
-                            MakeLayout(Small(), DType::kF32), MakeLayout(Small(), DType::kBF16, DType::kBF16, true)}) {
+  for (const KvLayout& l :
+       {KvLayout::Make(Small(), other).value(), KvLayout::Make(Small(), numerics).value(),
+        MakeLayout(Small(), DType::kF32), MakeLayout(Small(), DType::kBF16, DType::kBF16, true)}) {
     Process again(&medium, l);
     EXPECT_EQ(again.Run(Prompt(700)).total(), 0);
   }
@@ -157,7 +160,8 @@ TEST(StorageGlue, AnotherIdentityMisses) {
   EXPECT_EQ(salted.Run(Prompt(700), NamespaceKey("s", "")).total(), 0);
 }
 
-// put, exists and get name the same object for any (tokens, salt, adapter, dtype), and different ones never meet.
+// put, exists and get name the same object for any (tokens, salt, adapter, dtype), and different ones never
+// meet.
 TEST(StorageGlue, OneKeyPerIdentityOverManyRandomSets) {
   SeededStream random(1);
   std::set<Digest256> keys;

@@ -15,8 +15,9 @@ struct PagePair {
   HostPageId host;
 };
 
-// All layers of the listed pages move; performed layer by layer, so that a forward may start on layer 0 while later layers
-// still load. Neighbouring pages are merged by whoever performs it. `id` comes back in StepResult::copies_done.
+// All layers of the listed pages move; performed layer by layer, so that a forward may start on layer 0 while
+// later layers still load. Neighbouring pages are merged by whoever performs it. `id` comes back in
+// StepResult::copies_done.
 struct CopyPlan {
   int64_t id = 0;
   CopyDirection direction{};

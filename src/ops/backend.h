@@ -1,14 +1,19 @@
 // The table of operations that a device implements. model/ calls it and knows no device; backends/* fill it.
 //
 // Conventions
-//  - Act = the backend's activation type for this model: f32 with --dtype float32, else bf16. GEMMs take Act, accumulate in
+//  - Act = the backend's activation type for this model: f32 with --dtype float32, else bf16. GEMMs take Act,
+//  accumulate in
 //    f32 and write f32 or Act. The residual stream is always f32.
-//  - Every op takes a Queue and returns nothing; order inside one queue is program order. The CPU backend runs inline on the
+//  - Every op takes a Queue and returns nothing; order inside one queue is program order. The CPU backend
+//  runs inline on the
 //    queue's threads. Buffers stay alive until the queue has passed.
-//  - Bits: the result of a row depends on that row's inputs alone, never on the number of rows, threads, chunking or page
+//  - Bits: the result of a row depends on that row's inputs alone, never on the number of rows, threads,
+//  chunking or page
 //    placement.
-//  - Row buffers have room for RowCapacity(rows) rows: a GEMM may read and write (garbage) rows past `rows` up to there.
-//  - Shapes are trailing comments; all matrices are row-major and dense unless a stride (ld, in elements) is given.
+//  - Row buffers have room for RowCapacity(rows) rows: a GEMM may read and write (garbage) rows past `rows`
+//  up to there.
+//  - Shapes are trailing comments; all matrices are row-major and dense unless a stride (ld, in elements) is
+//  given.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +30,8 @@
 
 namespace sluice::ops {
 
-// A rank's execution queue (stream). CPU: a thread group that runs each op to its end before the call returns.
+// A rank's execution queue (stream). CPU: a thread group that runs each op to its end before the call
+// returns.
 class Queue {
  public:
   virtual ~Queue() = default;
@@ -33,7 +39,8 @@ class Queue {
   virtual void Synchronize() = 0;
 };
 
-// A weight as it lies in the checkpoint: [out, in] row-major. e4m3 weights carry block scales [ceil(out/bn), ceil(in/bk)].
+// A weight as it lies in the checkpoint: [out, in] row-major. e4m3 weights carry block scales [ceil(out/bn),
+// ceil(in/bk)].
 struct WeightView {
   DType dtype = DType::kF32;
   int64_t out = 0, in = 0;
@@ -42,13 +49,14 @@ struct WeightView {
   int64_t scale_block_n = 0, scale_block_k = 0;
 };
 
-// A packed weight (or a group of equal shape: heads, experts), owned by whoever packed it. Opaque outside the backend.
+// A packed weight (or a group of equal shape: heads, experts), owned by whoever packed it. Opaque outside the
+// backend.
 class Linear {
  public:
   virtual ~Linear() = default;
   int64_t groups = 1, out = 0, in = 0;
-  int64_t packed_bytes = 0;   // what stays resident
-  std::string kernel;         // the implementation chosen and why, for inspect
+  int64_t packed_bytes = 0;  // what stays resident
+  std::string kernel;        // the implementation chosen and why, for inspect
 };
 
 enum class OutMode : uint8_t { kF32, kF32Add, kAct };  // write f32, add to f32, write Act
@@ -56,10 +64,10 @@ enum class OutMode : uint8_t { kF32, kF32Add, kAct };  // write f32, add to f32,
 struct LinearArgs {
   const Linear* weight = nullptr;
   int64_t rows = 0;
-  const void* x = nullptr;      // [rows, in] Act
-  int64_t x_ld = 0;             // 0 = in
-  void* y = nullptr;            // [rows, out] by mode
-  int64_t y_ld = 0;             // 0 = out
+  const void* x = nullptr;  // [rows, in] Act
+  int64_t x_ld = 0;         // 0 = in
+  void* y = nullptr;        // [rows, out] by mode
+  int64_t y_ld = 0;         // 0 = out
   OutMode mode = OutMode::kF32;
 };
 
@@ -67,24 +75,24 @@ struct LinearArgs {
 struct HeadLinearArgs {
   const Linear* weight = nullptr;
   int64_t rows = 0;
-  const void* x = nullptr;      // Act, element (r, h, i) at r * x_row + h * x_head + i
+  const void* x = nullptr;  // Act, element (r, h, i) at r * x_row + h * x_head + i
   int64_t x_row = 0, x_head = 0;
-  void* y = nullptr;            // Act, likewise
+  void* y = nullptr;  // Act, likewise
   int64_t y_row = 0, y_head = 0;
 };
 
 struct RmsNormArgs {
   int64_t rows = 0, dim = 0;
-  const float* x = nullptr;     // [rows, dim], stride x_ld
-  int64_t x_ld = 0;             // 0 = dim
+  const float* x = nullptr;       // [rows, dim], stride x_ld
+  int64_t x_ld = 0;               // 0 = dim
   const float* weight = nullptr;  // [dim]
   float eps = 0;
-  void* y_act = nullptr;        // [rows, dim] Act, stride y_ld; may be null
-  int64_t y_ld = 0;             // 0 = dim
-  float* y_f32 = nullptr;       // [rows, dim] f32 (router input); may be null
+  void* y_act = nullptr;   // [rows, dim] Act, stride y_ld; may be null
+  int64_t y_ld = 0;        // 0 = dim
+  float* y_f32 = nullptr;  // [rows, dim] f32 (router input); may be null
 };
 
-struct RopeTable {              // cos and sin of every position, built once: [max_positions, rope/2]
+struct RopeTable {  // cos and sin of every position, built once: [max_positions, rope/2]
   const float* cos = nullptr;
   const float* sin = nullptr;
   int64_t half = 0;
@@ -93,21 +101,23 @@ struct RopeTable {              // cos and sin of every position, built once: [m
 // q [rows, heads, nope + rope] f32 -> nope part to Act, rope part rotated to Act at the tail of q_full.
 struct SplitQueryArgs {
   int64_t rows = 0, heads = 0, nope = 0, rope = 0, kv_lora = 0;
-  const float* q = nullptr;          // [rows, heads, nope + rope]
+  const float* q = nullptr;            // [rows, heads, nope + rope]
   const int32_t* positions = nullptr;  // [rows]
   RopeTable table;
   bool interleave = true;
-  void* q_nope = nullptr;            // [rows, heads, nope] Act
-  void* q_full = nullptr;            // [rows, heads, kv_lora + rope] Act; only the last `rope` of each head are written
+  void* q_nope = nullptr;  // [rows, heads, nope] Act
+  void* q_full = nullptr;  // [rows, heads, kv_lora + rope] Act; only the last `rope` of each head are written
 };
 
-// Where rows go in the pool: row r of the batch is slot (page, offset); a row with page < 0 is a dummy and goes nowhere.
+// Where rows go in the pool: row r of the batch is slot (page, offset); a row with page < 0 is a dummy and
+// goes nowhere.
 struct RowSlots {
-  const PageId* page = nullptr;      // [rows]
-  const int32_t* offset = nullptr;   // [rows] 0..63
+  const PageId* page = nullptr;     // [rows]
+  const int32_t* offset = nullptr;  // [rows] 0..63
 };
 
-// ckv [rows, kv_lora + rope] f32 -> RMSNorm of the first kv_lora, rope of the rest, quantised into the pool's rows.
+// ckv [rows, kv_lora + rope] f32 -> RMSNorm of the first kv_lora, rope of the rest, quantised into the pool's
+// rows.
 struct WriteLatentArgs {
   int64_t rows = 0;
   const float* ckv = nullptr;
@@ -138,101 +148,104 @@ struct WriteIndexArgs {
   RowSlots slots;
 };
 
-// The sequences of a batch for attention: row r belongs to sequence seq_of_row[r], sees positions [0, positions[r]].
+// The sequences of a batch for attention: row r belongs to sequence seq_of_row[r], sees positions [0,
+// positions[r]].
 struct SeqTables {
   int64_t rows = 0, seqs = 0;
-  const int32_t* seq_of_row = nullptr;   // [rows]
-  const int32_t* positions = nullptr;    // [rows]
-  const int32_t* row_begin = nullptr;    // [seqs] first row of each sequence; its rows are consecutive
-  const int32_t* num_rows = nullptr;     // [seqs]
-  const int32_t* page_begin = nullptr;   // [seqs] into pages
-  const PageId* pages = nullptr;         // position p of sequence s: pages[page_begin[s] + p / 64], row p % 64
-  // Position p lies in the place of position p + slot_shift instead: 1 for the draft layer, whose row made from the hidden
-  // state at p and token p + 1 belongs to the page of token p + 1. Reads only; writes go where RowSlots says.
+  const int32_t* seq_of_row = nullptr;  // [rows]
+  const int32_t* positions = nullptr;   // [rows]
+  const int32_t* row_begin = nullptr;   // [seqs] first row of each sequence; its rows are consecutive
+  const int32_t* num_rows = nullptr;    // [seqs]
+  const int32_t* page_begin = nullptr;  // [seqs] into pages
+  const PageId* pages = nullptr;        // position p of sequence s: pages[page_begin[s] + p / 64], row p % 64
+  // Position p lies in the place of position p + slot_shift instead: 1 for the draft layer, whose row made
+  // from the hidden state at p and token p + 1 belongs to the page of token p + 1. Reads only; writes go
+  // where RowSlots says.
   int32_t slot_shift = 0;
 };
 
-// Lightning indexer: score(t, s) = sum_h relu(q[t,h] . k[s]) * w[t,h] for s <= position(t); the topk best by (score
-// descending, position ascending) are written in ascending position order. Fewer positions than topk: all of them, no
-// score is needed. q is roped here (first `rope` dims).
+// Lightning indexer: score(t, s) = sum_h relu(q[t,h] . k[s]) * w[t,h] for s <= position(t); the topk best by
+// (score descending, position ascending) are written in ascending position order. Fewer positions than topk:
+// all of them, no score is needed. q is roped here (first `rope` dims).
 struct IndexSelectArgs {
   SeqTables seqs;
   int64_t heads = 0, dim = 0, rope = 0, topk = 0;
-  const float* q = nullptr;              // [rows, heads, dim] f32, before rope
-  const float* head_weight = nullptr;    // [rows, heads] f32 from weights_proj
-  float scale = 0;                       // heads^-0.5 * dim^-0.5, folded into the head weight
+  const float* q = nullptr;            // [rows, heads, dim] f32, before rope
+  const float* head_weight = nullptr;  // [rows, heads] f32 from weights_proj
+  float scale = 0;                     // heads^-0.5 * dim^-0.5, folded into the head weight
   RopeTable table;
   bool interleave = true;
   const DevicePool* pool = nullptr;
   LogicalLayer layer;
-  int32_t* selected = nullptr;           // [rows, topk] positions ascending, -1 padded
-  int32_t* selected_count = nullptr;     // [rows]
-  float* gap = nullptr;                  // [rows] last chosen minus first left out score (+inf when none); may be null
+  int32_t* selected = nullptr;        // [rows, topk] positions ascending, -1 padded
+  int32_t* selected_count = nullptr;  // [rows]
+  float* gap = nullptr;  // [rows] last chosen minus first left out score (+inf when none); may be null
 };
 
-// MLA over latent rows: softmax over the selected (or, selected == null, all) positions in blocks of 64 rows in position
-// order, merged (max, sum, out) block by block. out = sum p * latent[0:kv_lora].
+// MLA over latent rows: softmax over the selected (or, selected == null, all) positions in blocks of 64 rows
+// in position order, merged (max, sum, out) block by block. out = sum p * latent[0:kv_lora].
 struct AttentionArgs {
   SeqTables seqs;
   int64_t heads = 0, kv_lora = 0, rope = 0, topk = 0;
-  const void* q = nullptr;               // [rows, heads, kv_lora + rope] Act
+  const void* q = nullptr;  // [rows, heads, kv_lora + rope] Act
   float scale = 0;
   const DevicePool* pool = nullptr;
   LogicalLayer layer;
-  const int32_t* selected = nullptr;     // [rows, topk] or null (dense)
+  const int32_t* selected = nullptr;  // [rows, topk] or null (dense)
   const int32_t* selected_count = nullptr;
-  void* out = nullptr;                   // [rows, heads, kv_lora] Act
-  bool dequant_only_topk = true;         // false: the whole row set of each sequence is dequantised first (reference path)
-  bool dequant_verify = false;           // run both; verify_failed_row gets the first differing batch row, else -1
+  void* out = nullptr;  // [rows, heads, kv_lora] Act
+  bool dequant_only_topk =
+      true;  // false: the whole row set of each sequence is dequantised first (reference path)
+  bool dequant_verify = false;  // run both; verify_failed_row gets the first differing batch row, else -1
   int32_t* verify_failed_row = nullptr;  // [1]
 };
 
-struct GateArgs {                        // router in f32
+struct GateArgs {  // router in f32
   int64_t rows = 0, hidden = 0, experts = 0, topk = 0;
-  const float* x = nullptr;              // [rows, hidden] f32
-  const float* weight = nullptr;         // [experts, hidden] f32
-  const float* bias = nullptr;           // [experts] or null
+  const float* x = nullptr;       // [rows, hidden] f32
+  const float* weight = nullptr;  // [experts, hidden] f32
+  const float* bias = nullptr;    // [experts] or null
   bool softmax = false, normalize = true;
   int64_t groups = 1, groups_kept = 1;
-  bool group_sum_top2 = false;           // else the group's maximum
+  bool group_sum_top2 = false;  // else the group's maximum
   float scaling = 1;
-  int32_t* expert = nullptr;             // [rows, topk], in selection order (score descending, id ascending)
-  float* expert_weight = nullptr;        // [rows, topk]
+  int32_t* expert = nullptr;       // [rows, topk], in selection order (score descending, id ascending)
+  float* expert_weight = nullptr;  // [rows, topk]
 };
 
-struct MoeArgs {                         // y[r] += sum over slots in order of weight * expert(x[r])
+struct MoeArgs {  // y[r] += sum over slots in order of weight * expert(x[r])
   int64_t rows = 0, topk = 0;
-  const Linear* gate_up = nullptr;       // groups = experts, out = 2 * intermediate ([gate | up]), in = hidden
-  const Linear* down = nullptr;          // groups = experts, out = hidden, in = intermediate
-  const void* x = nullptr;               // [rows, hidden] Act
+  const Linear* gate_up = nullptr;  // groups = experts, out = 2 * intermediate ([gate | up]), in = hidden
+  const Linear* down = nullptr;     // groups = experts, out = hidden, in = intermediate
+  const void* x = nullptr;          // [rows, hidden] Act
   const int32_t* expert = nullptr;
   const float* expert_weight = nullptr;
-  float* y = nullptr;                    // [rows, hidden] f32, added to
+  float* y = nullptr;  // [rows, hidden] f32, added to
 };
 
-struct SiluMulArgs {                     // act = silu(gate) * up
+struct SiluMulArgs {  // act = silu(gate) * up
   int64_t rows = 0, dim = 0;
-  const float* gate_up = nullptr;        // [rows, 2 * dim]
-  void* act = nullptr;                   // [rows, dim] Act
+  const float* gate_up = nullptr;  // [rows, 2 * dim]
+  void* act = nullptr;             // [rows, dim] Act
 };
 
 struct EmbedArgs {
   int64_t rows = 0, hidden = 0, vocab = 0;
-  WeightView table;                      // [vocab, hidden]
+  WeightView table;  // [vocab, hidden]
   const int32_t* tokens = nullptr;
-  float* x = nullptr;                    // [rows, hidden]
+  float* x = nullptr;  // [rows, hidden]
 };
 
 struct BackendInfo {
-  std::string device;                    // "cpu"
-  std::string isa;                       // "avx512_bf16", "avx512", "avx2"
+  std::string device;  // "cpu"
+  std::string isa;     // "avx512_bf16", "avx512", "avx2"
   DType act = DType::kBF16;
-  std::string numerics_class;            // goes into the content fingerprint
+  std::string numerics_class;  // goes into the content fingerprint
 };
 
 // Bounds that scratch memory is planned from, once.
 struct Limits {
-  int64_t max_rows = 0;                  // of a batch
+  int64_t max_rows = 0;  // of a batch
   int64_t max_context = 0;
   int64_t max_index_heads = 0;
 };
@@ -246,7 +259,8 @@ class Backend {
   virtual int64_t RowCapacity(int64_t rows) const = 0;
   virtual Status Plan(const Limits& limits) = 0;
 
-  // All views of a group have the same shape; concat_out packs several matrices of equal `in` as one (gate | up).
+  // All views of a group have the same shape; concat_out packs several matrices of equal `in` as one (gate |
+  // up).
   virtual StatusOr<std::unique_ptr<Linear>> Pack(std::span<const WeightView> concat_out) = 0;
   virtual StatusOr<std::unique_ptr<Linear>> PackGroups(std::span<const std::vector<WeightView>> groups) = 0;
 
@@ -263,7 +277,8 @@ class Backend {
   virtual void Moe(Queue&, const MoeArgs&) = 0;
   virtual void SiluMul(Queue&, const SiluMulArgs&) = 0;
   // dst[i] = src[index[i]] rows of `bytes`; used to collect logits rows.
-  virtual void GatherRows(Queue&, const void* src, const int32_t* index, int64_t rows, int64_t bytes, void* dst) = 0;
+  virtual void GatherRows(Queue&, const void* src, const int32_t* index, int64_t rows, int64_t bytes,
+                          void* dst) = 0;
 };
 
 }  // namespace sluice::ops

@@ -1,8 +1,8 @@
 #include "radix/radix_tree.h"
 
 #include <algorithm>
-#include <new>
 #include <cstring>
+#include <new>
 #include <random>
 
 #include "base/plant.h"

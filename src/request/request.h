@@ -23,12 +23,12 @@ struct SamplingParams {
   int32_t top_k = -1;
   float presence_penalty = 0, frequency_penalty = 0, repetition_penalty = 1;
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<int32_t> stop_token_ids;   // besides the model's own eos ids
+  std::vector<int32_t> stop_token_ids;  // besides the model's own eos ids
   bool ignore_eos = false;
-  uint64_t seed = 0;                     // always set: random when the client sent none
+  uint64_t seed = 0;  // always set: random when the client sent none
   int32_t n = 1;
-  int32_t top_logprobs = -1;             // -1: no logprobs; 0: sampled token only
-  int32_t prompt_logprobs_from = -1;     // -1: none; else logprobs of prompt tokens from this position on
+  int32_t top_logprobs = -1;          // -1: no logprobs; 0: sampled token only
+  int32_t prompt_logprobs_from = -1;  // -1: none; else logprobs of prompt tokens from this position on
   bool hash_logits = false;
 };
 
@@ -45,22 +45,25 @@ struct TokenOut {
   std::vector<std::pair<int32_t, float>> top;
 };
 
-// One message from the engine about one choice of one request. Exactly one with finish != kNone ends each choice.
+// One message from the engine about one choice of one request. Exactly one with finish != kNone ends each
+// choice.
 struct OutputEvent {
   int32_t choice = 0;
-  std::vector<TokenOut> tokens;          // newly kept tokens; an eos or stop token that ends the choice is the last one
+  std::vector<TokenOut>
+      tokens;  // newly kept tokens; an eos or stop token that ends the choice is the last one
   FinishReason finish = FinishReason::kNone;
-  int32_t matched_stop_token = -1;       // the stop token id when finish == kStop
-  Status error;                          // with kError, or the reason of kAbort
-  CachedTokens cached;                   // valid from the first event on
-  // With each choice's first event, when asked for; entry 0 is position prompt_logprobs_from. Nothing comes before
-  // position 0: its entry has the token and no logprob (0).
+  int32_t matched_stop_token = -1;  // the stop token id when finish == kStop
+  Status error;                     // with kError, or the reason of kAbort
+  CachedTokens cached;              // valid from the first event on
+  // With each choice's first event, when asked for; entry 0 is position prompt_logprobs_from. Nothing comes
+  // before position 0: its entry has the token and no logprob (0).
   std::vector<TokenOut> prompt_logprobs;
-  uint64_t logits_hash = 0;              // with the last event, when asked for
+  uint64_t logits_hash = 0;                                      // with the last event, when asked for
   int32_t spec_proposed = 0, spec_accepted = 0, spec_steps = 0;  // with the last event
 };
 
-// Receives a request's events in order, on the engine thread; must return at once and never block (hand over and wake).
+// Receives a request's events in order, on the engine thread; must return at once and never block (hand over
+// and wake).
 class OutputChannel {
  public:
   virtual ~OutputChannel() = default;
@@ -68,14 +71,14 @@ class OutputChannel {
 };
 
 struct Request {
-  RequestId id;                          // unique in the process, given by NextRequestId()
-  std::string rid;                       // the client's or a generated name, for abort and logs
-  std::vector<int32_t> prompt;           // at least one token
+  RequestId id;                 // unique in the process, given by NextRequestId()
+  std::string rid;              // the client's or a generated name, for abort and logs
+  std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
-  std::string cache_salt;                // namespace; "" = default
-  std::string adapter;                   // lora or similar; part of the namespace
+  std::string cache_salt;  // namespace; "" = default
+  std::string adapter;     // lora or similar; part of the namespace
   int32_t priority = 0;
-  Nanos deadline = 0;                    // 0: none
+  Nanos deadline = 0;  // 0: none
   std::shared_ptr<OutputChannel> output;
 };
 

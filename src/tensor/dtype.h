@@ -30,13 +30,20 @@ constexpr int64_t SizeOf(DType t) {
 
 constexpr std::string_view Name(DType t) {
   switch (t) {
-    case DType::kF32: return "float32";
-    case DType::kBF16: return "bf16";
-    case DType::kF16: return "float16";
-    case DType::kF8E4M3: return "fp8_e4m3";
-    case DType::kI32: return "int32";
-    case DType::kI64: return "int64";
-    case DType::kU8: return "uint8";
+    case DType::kF32:
+      return "float32";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kF16:
+      return "float16";
+    case DType::kF8E4M3:
+      return "fp8_e4m3";
+    case DType::kI32:
+      return "int32";
+    case DType::kI64:
+      return "int64";
+    case DType::kU8:
+      return "uint8";
   }
   return "?";
 }
@@ -67,12 +74,12 @@ inline uint8_t F32ToE4M3(float f) {
   int e = 0;
   if (a == 0.0f) return sign;
   std::frexp(a, &e);
-  e = e - 1 < -6 ? -6 : e - 1;                                  // exponent of the step, subnormals share e = -6
-  const float q = std::nearbyint(std::ldexp(a, 3 - e));         // 0..16 in units of 2^(e-3)
+  e = e - 1 < -6 ? -6 : e - 1;                           // exponent of the step, subnormals share e = -6
+  const float q = std::nearbyint(std::ldexp(a, 3 - e));  // 0..16 in units of 2^(e-3)
   const int m = int(q);
-  if (m >= 16) return uint8_t(sign | ((e + 8) << 3));           // rounded up into the next binade
+  if (m >= 16) return uint8_t(sign | ((e + 8) << 3));  // rounded up into the next binade
   if (m >= 8) return uint8_t(sign | ((e + 7) << 3) | (m - 8));
-  return uint8_t(sign | m);                                     // subnormal (e == -6)
+  return uint8_t(sign | m);  // subnormal (e == -6)
 }
 
 }  // namespace sluice
