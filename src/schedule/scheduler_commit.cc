@@ -128,6 +128,14 @@ void Scheduler::CommitFork(Sequence* parent, const Part& part, const StepResult&
     ++counters_.dropped_tokens;
     return Settle(fork);
   }
+  if (parent->failed) {
+    // The parent's rows never arrived: a load of an earlier step failed after this one was planned. Its
+    // sample means nothing; the fork computes the prompt itself.
+    ++counters_.dropped_tokens;
+    fork->failed = true;
+    Retract(fork);
+    return Settle(fork);
+  }
   const SampledToken& sampled = result.samples[size_t(part.sample)];
   if (sampled.status.ok()) {
     KeepToken(fork, sampled);

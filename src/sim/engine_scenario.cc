@@ -120,9 +120,12 @@ class Client final : public OutputChannel {
       journal_->Cover(c.finish == FinishReason::kAbort ? "choices_aborted" : "choices_failed");
       return;
     }
-    if (c.tokens != want.tokens)
-      journal_->Violation("request {}:{}: {} tokens that differ from the {} of the request alone",
-                          request_.rid, i, c.tokens.size(), want.tokens.size());
+    if (c.tokens != want.tokens) {
+      const auto at = std::mismatch(c.tokens.begin(), c.tokens.end(), want.tokens.begin(), want.tokens.end());
+      journal_->Violation(
+          "request {}:{}: {} tokens that differ from the {} of the request alone, first at token {}",
+          request_.rid, i, c.tokens.size(), want.tokens.size(), at.first - c.tokens.begin());
+    }
     if (c.finish != want.finish)
       journal_->Violation("request {}:{}: finish {} instead of {}", request_.rid, i, int(c.finish),
                           int(want.finish));
