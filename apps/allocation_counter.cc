@@ -17,9 +17,24 @@ void* Allocate(size_t bytes, size_t align) {
 }
 }  // namespace
 
-// The other forms (array, nothrow, sized) end in these.
+// The array forms end in these. The nothrow forms are replaced too: a sanitizer brings its own, whose memory
+// the deletes below must not see.
 void* operator new(size_t bytes) { return Allocate(bytes, 0); }
 void* operator new(size_t bytes, std::align_val_t align) { return Allocate(bytes, size_t(align)); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return Allocate(bytes, 0);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void* operator new(size_t bytes, std::align_val_t align, const std::nothrow_t&) noexcept {
+  try {
+    return Allocate(bytes, size_t(align));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
