@@ -210,17 +210,17 @@ void AddTierRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--enable-hierarchical-cache --hicache-storage-backend file",
   });
   rows->push_back({
-      .id = "verify-cache-without-radix",
-      .combination = "--verify-cache with --disable-radix-cache",
-      .reason = "there are no cache hits to verify",
-      .remedy = "drop one of the two flags",
+      .id = "verify-cache",
+      .combination = "--verify-cache above 0",
+      .reason = "cache hits are not recomputed by a running server yet",
+      .remedy =
+          "leave the flag out; `sluice eval --passes cold,warm` compares hits with recomputation bit for bit",
       .violation =
           [](Config c, Model) {
-            const bool hit = c.verify_cache > 0 && c.disable_radix_cache;
-            return hit ? fmt::format("--verify-cache {} with --disable-radix-cache", c.verify_cache) : "";
+            return c.verify_cache > 0 ? fmt::format("--verify-cache {}", c.verify_cache) : "";
           },
-      .illegal_example = "--verify-cache 0.1 --disable-radix-cache",
-      .legal_example = "--verify-cache 0.1",
+      .illegal_example = "--verify-cache 0.1",
+      .legal_example = "--verify-cache 0",
   });
 }
 
