@@ -1,6 +1,7 @@
 #include "http/connection.h"
 
 #include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <boost/asio/as_tuple.hpp>
@@ -33,6 +34,7 @@ constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 // answer.
 constexpr std::string_view kProbe = "HTTP/1.1 ";
 constexpr size_t kPipelineBytesMax = 64 << 10;
+constexpr size_t kDirectBytesMax = 16 << 10;  // more is the coroutine's work, which waits for slow readers
 
 Clock::duration Seconds(double s) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
@@ -68,9 +70,7 @@ class ExchangeHandle final : public HttpExchange {
   void EndStream() override { core_->EndStream(); }
   void OnGone(std::function<void(GoneReason)> callback) override { core_->OnGone(std::move(callback)); }
   bool gone() const override { return core_->gone(); }
-  void Post(std::function<void()> fn) override {
-    if (!core_->io->stopped) asio::post(core_->io->context, std::move(fn));
-  }
+  void Post(std::function<void()> fn) override { core_->io->Post(std::move(fn)); }
 
  private:
   std::shared_ptr<ExchangeCore> core_;
@@ -107,6 +107,24 @@ std::string Serialise(const HttpResponse& response, bool keep_alive, bool head_o
   out += keep_alive ? "\r\n" : "Connection: close\r\n\r\n";
   if (!head_only && response.status != 204) out += response.body;
   return out;
+}
+
+// ---- IoThread ----
+
+void IoThread::Post(std::function<void()> fn) {
+  if (stopped) return;
+  std::lock_guard lock(inbox_mutex_);
+  inbox_.push_back(std::move(fn));
+  if (inbox_.size() == 1) asio::post(context, [this] { RunInbox(); });
+}
+
+void IoThread::RunInbox() {
+  {
+    std::lock_guard lock(inbox_mutex_);
+    running_.swap(inbox_);
+  }
+  for (std::function<void()>& fn : running_) fn();
+  running_.clear();
 }
 
 // ---- ExchangeCore ----
@@ -182,8 +200,32 @@ bool ExchangeCore::Write(std::string_view bytes) {
     return false;
   }
   AppendFramedLocked(bytes);
+  if (direct_ && pending_.size() <= kDirectBytesMax && io->context.get_executor().running_in_this_thread()) {
+    SendPendingLocked();
+    if (pending_.empty()) return true;
+  }
   WakeLocked();
   return true;
+}
+
+// Saves a turn of the connection's coroutine and its timers, which cost more than the send itself. Errors and
+// what does not fit are left to the coroutine.
+void ExchangeCore::SendPendingLocked() {
+  const auto connection = connection_.lock();
+  if (connection == nullptr) return;
+  const size_t sent = connection->SendNow(pending_);
+  wrote_directly_ = wrote_directly_ || sent > 0;
+  if (sent == pending_.size()) {
+    pending_.clear();
+  } else {
+    pending_.erase(0, sent);
+    direct_ = false;
+  }
+}
+
+bool ExchangeCore::WroteDirectly() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(wrote_directly_, false);
 }
 
 void ExchangeCore::EndStream() {
@@ -226,7 +268,7 @@ void ExchangeCore::Abandon() {
   if (unanswered) Respond(shared_->handler->ErrorResponse(HttpError::kNoAnswer, "the request was dropped"));
 }
 
-ExchangeCore::Chunk ExchangeCore::Take() {
+ExchangeCore::Chunk ExchangeCore::Take(bool direct) {
   std::lock_guard lock(mutex_);
   Chunk chunk;
   chunk.bytes.swap(pending_);
@@ -234,6 +276,7 @@ ExchangeCore::Chunk ExchangeCore::Take() {
   chunk.ended = ended_;
   chunk.cut = cut_;
   chunk.probe = std::exchange(probe_, false);
+  direct_ = direct && chunk.bytes.empty() && !chunk.ended && !chunk.cut && !chunk.probe;
   return chunk;
 }
 
@@ -325,6 +368,12 @@ asio::awaitable<void> Connection::Run() {
   error_code ignored;
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
   stream_.socket().close(ignored);
+}
+
+size_t Connection::SendNow(std::string_view bytes) {
+  const ssize_t n =
+      ::send(stream_.socket().native_handle(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return n > 0 ? size_t(n) : 0;
 }
 
 asio::awaitable<bool> Connection::WriteAll(std::string_view bytes) {
@@ -458,7 +507,7 @@ asio::awaitable<bool> Connection::Pump(std::shared_ptr<ExchangeCore> core) {
   for (;;) {
     if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none)
       co_return false;
-    ExchangeCore::Chunk chunk = core->Take();
+    ExchangeCore::Chunk chunk = core->Take(wrote_any);
     std::string_view out = chunk.bytes;
     if (!out.empty()) {
       if (!wrote_any) out.remove_prefix(probed);
@@ -478,7 +527,7 @@ asio::awaitable<bool> Connection::Pump(std::shared_ptr<ExchangeCore> core) {
       if (chunk.bytes.empty()) {
         core->wake.expires_after(Seconds(core->filler_interval_s()));
         auto [ec] = co_await core->wake.async_wait(kTuple);
-        if (ec) continue;  // something to do, or cancelled
+        if (ec || core->WroteDirectly()) continue;  // something to do, cancelled, or not idle after all
         chunk.bytes = core->Filler();
       }
       out = chunk.bytes;

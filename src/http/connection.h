@@ -16,6 +16,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <vector>
 
 #include "http/server.h"
 
@@ -58,11 +59,21 @@ class BodyCharge {
 
 // One I/O thread. Kept alive by the server and by every exchange, so that a late Write or Post finds it.
 struct IoThread {
+  // Any thread. Runs `fn` on this thread; functions that come while it is busy share one wake-up.
+  void Post(std::function<void()> fn);
+
   boost::asio::io_context context{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{context.get_executor()};
   std::atomic<bool> stopped{false};
   std::unordered_map<Connection*, std::weak_ptr<Connection>> connections;  // this thread only
   std::thread thread;
+
+ private:
+  void RunInbox();
+
+  std::mutex inbox_mutex_;
+  std::vector<std::function<void()>> inbox_;
+  std::vector<std::function<void()>> running_;  // this thread only; keeps its room
 };
 
 // State of one answer, shared by the connection (which writes) and the handle the handler has (which
@@ -89,7 +100,9 @@ class ExchangeCore : public std::enable_shared_from_this<ExchangeCore> {
     std::string bytes;
     bool ended = false, cut = false, probe = false;
   };
-  Chunk Take();
+  // With `direct`, and if there is nothing to do: later Writes on the I/O thread may send by themselves,
+  // until the next Take.
+  Chunk Take(bool direct);
   void Written();
   void MarkGone(GoneReason reason);
   void RequestProbe();
@@ -97,6 +110,7 @@ class ExchangeCore : public std::enable_shared_from_this<ExchangeCore> {
   bool close_after() const;
   std::string Filler() const;  // framed; "" = none
   double filler_interval_s() const;
+  bool WroteDirectly();  // since the last call
 
   const std::shared_ptr<IoThread> io;
   boost::asio::steady_timer wake;  // I/O thread only; cancelled when there is something to do
@@ -106,6 +120,7 @@ class ExchangeCore : public std::enable_shared_from_this<ExchangeCore> {
   void AppendHeadLocked(int status, std::string_view content_type, const HttpHeaders& headers,
                         std::optional<size_t> content_length);
   void AppendFramedLocked(std::string_view bytes);
+  void SendPendingLocked();
 
   const std::shared_ptr<ServerShared> shared_;
   const std::weak_ptr<Connection> connection_;
@@ -116,6 +131,7 @@ class ExchangeCore : public std::enable_shared_from_this<ExchangeCore> {
   bool keep_alive_, started_ = false, streaming_ = false, ended_ = false, cut_ = false, gone_ = false,
                     probe_ = false;
   bool wake_posted_ = false;
+  bool direct_ = false, wrote_directly_ = false;
   GoneReason reason_ = GoneReason::kClosed;
   std::function<void(GoneReason)> on_gone_;
   std::string filler_;
@@ -131,6 +147,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // I/O thread. Closes now if no request is being answered.
   void CloseIfIdle();
   void Close(GoneReason reason);
+  // I/O thread. Sends what the socket takes without waiting; returns how many bytes.
+  size_t SendNow(std::string_view bytes);
 
  private:
   boost::asio::awaitable<void> Run();

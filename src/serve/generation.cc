@@ -188,7 +188,7 @@ void Generation::ScheduleLocked() {
 
 void Generation::Drain() {
   for (;;) {
-    std::deque<std::pair<size_t, OutputEvent>> events;
+    std::vector<std::pair<size_t, OutputEvent>> events;
     bool gone;
     {
       std::lock_guard lock(mutex_);

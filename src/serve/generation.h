@@ -9,7 +9,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -139,7 +138,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const Nanos arrival_;
 
   std::mutex mutex_;
-  std::deque<std::pair<size_t, OutputEvent>> mailbox_;
+  std::vector<std::pair<size_t, OutputEvent>> mailbox_;
   bool scheduled_ = false, launched_ = false, gone_ = false;
   GoneReason gone_reason_{};
 
