@@ -2,6 +2,7 @@
 // Each element is one chain over pairs of k in order.
 #if defined(__x86_64__)
 #include "backends/cpu/bf16_vec.h"
+#include "backends/cpu/gemm_walk.h"
 #endif
 #include "backends/cpu/kernel_table.h"
 
@@ -77,75 +78,22 @@ template <int MR, int NP>
   }
 }
 
-template <int NP>
-void Rows(const GemmArgs& g, int64_t row, int rows, int64_t col, const uint16_t* b, int64_t pe) {
-  switch (rows) {
-    case 1:
-      return Tile<1, NP>(g, row, col, b, pe);
-    case 2:
-      return Tile<2, NP>(g, row, col, b, pe);
-    case 3:
-      return Tile<3, NP>(g, row, col, b, pe);
-    case 4:
-      return Tile < 4, NP < 2 ? NP : 2 > (g, row, col, b, pe);
-    case 5:
-      return Tile < 5, NP < 2 ? NP : 2 > (g, row, col, b, pe);
-    case 6:
-      return Tile < 6, NP < 2 ? NP : 2 > (g, row, col, b, pe);
-    case 7:
-      return Tile<7, 1>(g, row, col, b, pe);
-    case 8:
-      return Tile<8, 1>(g, row, col, b, pe);
-    case 9:
-      return Tile<9, 1>(g, row, col, b, pe);
-    case 10:
-      return Tile<10, 1>(g, row, col, b, pe);
-    case 11:
-      return Tile<11, 1>(g, row, col, b, pe);
-    case 12:
-      return Tile<12, 1>(g, row, col, b, pe);
-    default:
-      break;
-  }
+// Tiles of 1 .. kMaxRows rows x NP panels; a row count that NP panels do not fit takes as many as do.
+template <int NP, int... kLess1>
+constexpr auto TilesOf(std::integer_sequence<int, kLess1...>) {
+  using Fn = void (*)(const GemmArgs&, int64_t, int64_t, const uint16_t*, int64_t);
+  return std::array<Fn, kMaxRows>{Tile<kLess1 + 1, std::min(NP, PanelsBeside(kLess1 + 1, kMaxRows))>...};
 }
+template <int NP>
+constexpr auto kTiles = TilesOf<NP>(std::make_integer_sequence<int, kMaxRows>());
 
 void Gemm(const GemmArgs& g) {
-  if (g.rows <= 0) return;
-  const int64_t pe = g.panel_bytes / 2, panels = (g.cols + kNr - 1) / kNr;
-  const int64_t tiles = (g.rows + kMaxRows - 1) / kMaxRows;
-  const int wide = g.rows <= 3 ? 4 : (g.rows <= 6 ? 2 : 1);  // panels side by side
+  const int64_t pe = g.panel_bytes / 2;
   const uint16_t* b = static_cast<const uint16_t*>(g.b);
-  // A small B stays in L2 whichever way it is walked: then go row by row, so that sums are stored along rows
-  // and not down columns whose lines share a cache set. Which order changes no bit.
-  if (tiles > 1 && panels * g.panel_bytes <= (256 << 10)) {
-    int64_t row = 0;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int rows = int((g.rows - row + tiles - t - 1) / (tiles - t));
-      for (int64_t p = 0; p < panels; ++p) {
-        Rows<1>(g, row, rows, p * kNr, b + p * pe, pe);
-        if (g.prefetch != nullptr) g.prefetch->Step();
-      }
-      row += rows;
-    }
-    return;
-  }
-  for (int64_t p = 0; p < panels;) {
-    const int np = p + wide <= panels ? wide : (p + 2 <= panels && wide > 1 ? 2 : 1);
-    int64_t row = 0;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int rows = int((g.rows - row + tiles - t - 1) / (tiles - t));
-      if (np == 4) {
-        Rows<4>(g, row, rows, p * kNr, b + p * pe, pe);
-      } else if (np == 2) {
-        Rows<2>(g, row, rows, p * kNr, b + p * pe, pe);
-      } else {
-        Rows<1>(g, row, rows, p * kNr, b + p * pe, pe);
-      }
-      row += rows;
-      if (g.prefetch != nullptr) g.prefetch->Step();
-    }
-    p += np;
-  }
+  WalkTiles<kMaxRows>(g, kNr, [&](int beside, int64_t row, int rows, int64_t panel) {
+    const auto& tiles = beside == 4 ? kTiles<4> : (beside == 2 ? kTiles<2> : kTiles<1>);
+    tiles[size_t(rows - 1)](g, row, panel * kNr, b + panel * pe, pe);
+  });
 }
 
 double Peak(int64_t n, float* sink) {
