@@ -97,6 +97,18 @@ Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
   return info;
 }
 
+Status ChooseParsers(const ServerConfig& config, const std::string& architecture, AppServerOptions* options) {
+  options->tool_calls = DefaultToolCallStyle(architecture);
+  if (config.tool_call_parser != "auto") {
+    ASSIGN_OR_RETURN(options->tool_calls, ParseToolCallStyle(config.tool_call_parser));
+  }
+  options->reasoning = DefaultReasoningStyle(architecture);
+  if (config.reasoning_parser != "auto") {
+    ASSIGN_OR_RETURN(options->reasoning, ParseReasoningStyle(config.reasoning_parser));
+  }
+  return OkStatus();
+}
+
 Status Serve(const ServerConfig& config) {
   SteadyClock clock;
   SetUpLog(config.log_level);
@@ -130,6 +142,7 @@ Status Serve(const ServerConfig& config) {
   options.limits.vocab_size = int32_t(model->config.vocab_size);
   options.limits.context_length = model->context_length;
   options.defaults = DefaultsFor(config, model->folder);
+  RETURN_IF_ERROR(ChooseParsers(config, model->config.architecture_name, &options));
   options.sglang_metrics = config.enable_sglang_metrics;
   options.server_info = DescribeEngine(config, *stack);
   options.model_info = {{"tokenizer_path", text_folder},

@@ -282,7 +282,7 @@ void ReadMessages(FieldReader& f, const ApiLimits& limits, nlohmann::ordered_jso
       return;
     }
     if (!ToJson(*element_kwargs, f.path() + "chat_template_kwargs", &budget, f.error(), kwargs)) return;
-    for (const char* reserved : {"messages", "add_generation_prompt"}) {
+    for (const char* reserved : {"messages", "add_generation_prompt", "tools"}) {
       if (kwargs->contains(reserved)) {
         f.Fail("chat_template_kwargs", fmt::format("{} is a field of the request itself", reserved));
         return;
@@ -290,7 +290,14 @@ void ReadMessages(FieldReader& f, const ApiLimits& limits, nlohmann::ordered_jso
     }
   }
   std::string effort;
-  if (f.String("reasoning_effort", 32, &effort)) (*kwargs)["reasoning_effort"] = effort;
+  if (f.String("reasoning_effort", 32, &effort)) {
+    (*kwargs)["reasoning_effort"] = effort;
+    if (effort == "none") {  // the switches that templates know; the client's own kwargs win
+      for (const char* name : {"enable_thinking", "thinking"}) {
+        if (!kwargs->contains(name)) (*kwargs)[name] = false;
+      }
+    }
+  }
   f.Bool("add_generation_prompt", add_generation_prompt);
 }
 

@@ -20,6 +20,10 @@ void RefuseUnsupported(FieldReader& f, std::initializer_list<std::string_view> n
 // messages, checked and copied; and chat_template_kwargs, reasoning_effort, add_generation_prompt.
 void ReadMessages(FieldReader& f, const ApiLimits& limits, nlohmann::ordered_json* messages,
                   nlohmann::ordered_json* kwargs, bool* add_generation_prompt);
+// tools, tool_choice, parallel_tool_calls, separate_reasoning, stream_reasoning.
+void ReadTools(FieldReader& f, const ApiLimits& limits, ChatRequest* out);
+// The name of a function that calls can be read back from; false: f has the error.
+bool CheckToolName(FieldReader& f, const ApiLimits& limits, std::string_view field, std::string_view name);
 // A string, a list of strings, a list of ids or a list of lists of ids.
 void ReadPrompts(FieldReader& f, std::string_view name, const ApiLimits& limits,
                  std::vector<PromptInput>* out, bool* batch);

@@ -30,9 +30,7 @@ std::optional<ApiError> ParseChat(std::string_view body, const ApiLimits& limits
   if (auto error = JsonBody::Parse(body, &json)) return error;
   std::optional<ApiError> error;
   FieldReader f(json.root(), "", &error);
-  RefuseUnsupported(f, {"tools",
-                        "tool_choice",
-                        "functions",
+  RefuseUnsupported(f, {"functions",
                         "function_call",
                         "response_format",
                         "regex",
@@ -66,6 +64,7 @@ std::optional<ApiError> ParseChat(std::string_view body, const ApiLimits& limits
   }
   out->options.sampling.top_logprobs = logprobs ? top : -1;
   ReadMessages(f, limits, &out->messages, &out->template_kwargs, &out->add_generation_prompt);
+  ReadTools(f, limits, out);
   CheckTotals(f, limits, 1, out->options.sampling.n);
   return error;
 }

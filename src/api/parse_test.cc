@@ -135,7 +135,7 @@ TEST(SamplingTest, RangesHoldAndNameTheField) {
       {R"("cache_salt":5)", "cache_salt: 5 is not a string"},
       {R"("timeout":0)", "timeout"},
       {R"("response_format":{"type":"json_object"})", "response_format: not supported"},
-      {R"("tools":[{"type":"function"}])", "tools: not supported"},
+      {R"("tools":[{"type":"function"}])", "tools[0].function: missing"},
       {R"("min_tokens":5,"max_tokens":4)", "min_tokens"},
       {R"("max_tokens":5,"max_completion_tokens":4)", "contradicts"},
       {R"("model":5)", "model: 5 is not a string"},

@@ -31,7 +31,8 @@ struct ApiLimits {
   size_t salt_bytes_max = 256;  // cache_salt, extra_key
   size_t name_bytes_max = 256;  // model, rid, user
   double timeout_s_max = 86400;
-  size_t template_values_max = 100000;  // JSON values in messages and chat_template_kwargs
+  size_t template_values_max = 100000;  // JSON values in messages, tools and chat_template_kwargs
+  size_t tools_max = 1024, tool_name_bytes_max = 256;
 };
 
 // Values of sampling fields that the client did not send.
@@ -60,8 +61,16 @@ struct GenerationOptions {
   double timeout_s = 0;  // 0: none
 };
 
+enum class ToolChoice : uint8_t { kAuto, kNone, kRequired, kNamed };
+
 struct ChatRequest {
   GenerationOptions options;
+  nlohmann::ordered_json tools = nlohmann::ordered_json::array();  // OpenAI form, checked
+  ToolChoice tool_choice = ToolChoice::kAuto;
+  std::string tool_name;  // with kNamed
+  bool parallel_tool_calls = true;
+  bool separate_reasoning = true, stream_reasoning = true;
+  std::string prefill;              // the answer begins with this text, which is part of the prompt
   nlohmann::ordered_json messages;  // roles and contents checked
   nlohmann::ordered_json template_kwargs = nlohmann::ordered_json::object();
   bool add_generation_prompt = true;
@@ -106,6 +115,10 @@ struct AbortRequest {
 // Each returns the error, or nullopt with *out filled.
 std::optional<ApiError> ParseChat(std::string_view body, const ApiLimits&, const SamplingDefaults&,
                                   ChatRequest* out);
+// POST /v1/messages (Anthropic's form), brought into the form of a chat request. count_only: /count_tokens,
+// where max_tokens is not needed.
+std::optional<ApiError> ParseMessages(std::string_view body, const ApiLimits&, const SamplingDefaults&,
+                                      bool count_only, ChatRequest* out);
 std::optional<ApiError> ParseCompletion(std::string_view body, const ApiLimits&, const SamplingDefaults&,
                                         CompletionRequest* out);
 std::optional<ApiError> ParseNative(std::string_view body, const ApiLimits&, const SamplingDefaults&,

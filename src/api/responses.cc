@@ -39,7 +39,8 @@ void WriteFinish(JsonWriter& w, const Finish* finish) {
     w.Null();
     return;
   }
-  w.Text(ReasonText(finish->reason)).Key("matched_stop");
+  const bool calls = finish->tool_calls && finish->reason != FinishReason::kAbort;
+  w.Text(calls ? "tool_calls" : ReasonText(finish->reason)).Key("matched_stop");
   WriteMatched(w, *finish);
 }
 
@@ -135,6 +136,33 @@ void WriteCompletionLogprobs(JsonWriter& w, bool wanted, bool with_top,
   w.End();
 }
 
+void WriteChatDelta(JsonWriter& w, const ChoiceDelta& delta) {
+  if (delta.event == nullptr) {
+    if (!delta.text.empty() || !delta.logprobs.empty()) w.Key("content").Text(delta.text);
+    return;
+  }
+  const ResponseEvent& event = *delta.event;
+  switch (event.kind) {
+    case ResponseEvent::Kind::kContent:
+      w.Key("content").Text(event.text);
+      return;
+    case ResponseEvent::Kind::kReasoning:
+      w.Key("reasoning_content").Text(event.text);
+      return;
+    case ResponseEvent::Kind::kToolBegin:
+      w.Key("tool_calls").Array().Object().Key("index").Int(event.tool_index).Key("id").Text(event.id);
+      w.Key("type").Text("function").Key("function").Object().Key("name").Text(event.text);
+      w.Key("arguments").Text("").End().End().End();
+      return;
+    case ResponseEvent::Kind::kToolArguments:
+      w.Key("tool_calls").Array().Object().Key("index").Int(event.tool_index);
+      w.Key("function").Object().Key("arguments").Text(event.text).End().End().End();
+      return;
+    case ResponseEvent::Kind::kToolEnd:
+      return;
+  }
+}
+
 template <typename F>
 void Record(std::string* out, F body) {
   *out += "data: ";
@@ -168,7 +196,7 @@ void AppendChatDelta(const AnswerMeta& meta, const ChoiceDelta& delta, std::stri
     WriteMeta(w, meta, "chat.completion.chunk");
     w.Key("choices").Array().Object().Key("index").Int(delta.index);
     w.Key("delta").Object();
-    if (!delta.text.empty() || !delta.logprobs.empty()) w.Key("content").Text(delta.text);
+    WriteChatDelta(w, delta);
     w.End();
     WriteChatLogprobs(w, delta.with_logprobs && !delta.logprobs.empty(), delta.logprobs);
     WriteFinish(w, delta.finish);
@@ -211,7 +239,18 @@ std::string ChatBody(const AnswerMeta& meta, std::span<const ChoiceAnswer> choic
   w.Key("choices").Array();
   for (const ChoiceAnswer& c : choices) {
     w.Object().Key("index").Int(c.index);
-    w.Key("message").Object().Key("role").Text("assistant").Key("content").Text(c.text).End();
+    w.Key("message").Object().Key("role").Text("assistant").Key("content");
+    c.text.empty() && !c.tool_calls.empty() ? w.Null() : w.Text(c.text);
+    if (!c.reasoning.empty()) w.Key("reasoning_content").Text(c.reasoning);
+    if (!c.tool_calls.empty()) {
+      w.Key("tool_calls").Array();
+      for (const ToolCallAnswer& call : c.tool_calls) {
+        w.Object().Key("id").Text(call.id).Key("type").Text("function").Key("function").Object();
+        w.Key("name").Text(call.name).Key("arguments").Text(call.arguments).End().End();
+      }
+      w.End();
+    }
+    w.End();
     WriteChatLogprobs(w, c.with_logprobs, c.logprobs);
     WriteFinish(w, &c.finish);
     w.End();

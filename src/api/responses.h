@@ -13,6 +13,7 @@
 
 #include "api/error.h"
 #include "request/request.h"
+#include "text/response_parser.h"
 
 namespace sluice {
 
@@ -47,6 +48,7 @@ struct Finish {
   int32_t matched_token = -1;
   std::string matched_text;
   std::string abort_message;
+  bool tool_calls = false;  // calls were sent: that is the reason a client sees for kStop and kLength
 };
 
 struct Usage {
@@ -61,8 +63,13 @@ struct ChoiceDelta {
   std::string_view text;
   bool with_logprobs = false;
   std::span<const TokenLogprob> logprobs;
-  const Finish* finish = nullptr;  // with the last record of the choice
-  const Usage* usage = nullptr;    // continuous_usage_stats
+  const Finish* finish = nullptr;        // with the last record of the choice
+  const Usage* usage = nullptr;          // continuous_usage_stats
+  const ResponseEvent* event = nullptr;  // chat: in place of `text`, what a parser made of it
+};
+
+struct ToolCallAnswer {
+  std::string id, name, arguments;
 };
 
 struct ChoiceAnswer {
@@ -72,6 +79,8 @@ struct ChoiceAnswer {
   bool with_top = false;  // completions: top_logprobs asked for (else null)
   std::vector<TokenLogprob> logprobs;
   Finish finish;
+  std::string reasoning;  // chat
+  std::vector<ToolCallAnswer> tool_calls;
 };
 
 // ---- OpenAI ----

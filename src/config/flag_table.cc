@@ -405,12 +405,12 @@ constexpr FlagSpec kFlags[] = {
      .status = kRefused, .note = "cache events are not published; /metrics counts hits, loads and evictions per tier"},
 
     // --- parsers
-    {.names = "--tool-call-parser", .group = kParsers, .type = kText, .metavar = "NAME",
-     .help = "How tool calls are read from the answer.", .status = kNoEffect,
-     .note = "tool calls stay in the answer's text as the model writes them"},
-    {.names = "--reasoning-parser", .group = kParsers, .type = kText, .metavar = "NAME",
-     .help = "How reasoning is split from the answer.", .status = kNoEffect,
-     .note = "reasoning stays in the answer's text as the model writes it"},
+    {.names = "--tool-call-parser", .group = kParsers, .type = kText,
+     .help = "How tool calls are read from the answer; auto goes by the architecture.", .target = &S::tool_call_parser,
+     .choices = "auto|none|glm45|glm47|deepseekv3|deepseekv31|deepseekv32", .synonyms = "glm=glm45"},
+    {.names = "--reasoning-parser", .group = kParsers, .type = kText,
+     .help = "How reasoning is split from the answer; auto goes by the architecture.", .target = &S::reasoning_parser,
+     .choices = "auto|none|glm45|deepseek-r1|deepseek-v3|deepseek-v31|deepseek-v32"},
 };
 // clang-format on
 

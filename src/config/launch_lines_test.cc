@@ -45,8 +45,9 @@ const LaunchLine kLines[] = {
      "--speculative-algorithm EAGLE is not possible: this version decodes one token a step; leave the "
      "--speculative-... "
      "flags out; the answers are the same",
-     "--model-path --tp-size --speculative-algorithm --mem-fraction-static --served-model-name",
-     "--tool-call-parser --reasoning-parser --speculative-num-steps --speculative-eagle-topk "
+     "--model-path --tp-size --speculative-algorithm --mem-fraction-static --served-model-name "
+     "--tool-call-parser --reasoning-parser",
+     "--speculative-num-steps --speculative-eagle-topk "
      "--speculative-num-draft-tokens",
      ""},
     {"GLM-5-FP8, one rank, no speculation",
@@ -55,8 +56,10 @@ const LaunchLine kLines[] = {
      "--mem-fraction-static 0.8 --kv-cache-dtype fp8_e4m3 --attention-backend nsa --nsa-prefill-backend "
      "flashmla_sparse "
      "--nsa-decode-backend fa3 --page-size 64 --host 0.0.0.0 --port 30000 --enable-metrics",
-     "", "--model-path --tp --mem-fraction-static --kv-cache-dtype --page-size --host --port",
-     "--trust-remote-code --tool-call-parser --reasoning-parser --attention-backend --nsa-prefill-backend "
+     "",
+     "--model-path --tp --mem-fraction-static --kv-cache-dtype --page-size --host --port --tool-call-parser "
+     "--reasoning-parser",
+     "--trust-remote-code --attention-backend --nsa-prefill-backend "
      "--nsa-decode-backend --enable-metrics",
      ""},
     {"GLM-5.1 with index sharing by override",
@@ -73,7 +76,7 @@ const LaunchLine kLines[] = {
      "--model deepseek-ai/DeepSeek-V3.2 --tp 8 --dp 8 --enable-dp-attention --trust-remote-code "
      "--tool-call-parser deepseekv32 "
      "--reasoning-parser deepseek-v3 --chat-template tool_chat_template_deepseekv32.jinja",
-     nullptr, "--model --tp", "--trust-remote-code --tool-call-parser --reasoning-parser",
+     nullptr, "--model --tp --tool-call-parser --reasoning-parser", "--trust-remote-code",
      "--dp --enable-dp-attention --chat-template"},
     {"DeepSeek-V3.2, context parallelism",
      "--model deepseek-ai/DeepSeek-V3.2-Exp --tp 8 --ep 8 --dp 2 --enable-dp-attention "

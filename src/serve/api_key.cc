@@ -24,7 +24,9 @@ ApiKey::ApiKey(std::string_view key) {
 
 bool ApiKey::Allows(const HttpRequest& request) const {
   if (!digest_) return true;
-  if (request.HeaderCount("authorization") != 1) return false;
+  const int bearers = request.HeaderCount("authorization"), plain = request.HeaderCount("x-api-key");
+  if (bearers + plain != 1) return false;
+  if (plain == 1) return EqualInConstantTime(DigestOf(request.Header("x-api-key")), *digest_);
   constexpr std::string_view kScheme = "Bearer ";
   const std::string_view value = request.Header("authorization");
   const bool scheme = value.starts_with(kScheme);

@@ -15,7 +15,8 @@ class ApiKey {
   ApiKey() = default;                     // no key: everybody may
   explicit ApiKey(std::string_view key);  // "": no key
   bool enabled() const { return digest_.has_value(); }
-  // Exactly one header "Authorization: Bearer <key>". The comparison takes the same time for every wrong key.
+  // Exactly one header "Authorization: Bearer <key>" or "x-api-key: <key>". The comparison takes the same
+  // time for every wrong key.
   bool Allows(const HttpRequest& request) const;
 
  private:

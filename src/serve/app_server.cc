@@ -10,6 +10,8 @@ std::span<const AppServer::Route> AppServer::Routes() {
   static constexpr Route kRoutes[] = {
       {"/v1/chat/completions", "POST", R::kJson, R::kKey, &AppServer::Chat},
       {"/v1/completions", "POST", R::kJson, R::kKey, &AppServer::Completions},
+      {"/v1/messages", "POST", R::kJson, R::kKey, &AppServer::Messages},
+      {"/v1/messages/count_tokens", "POST", R::kJson, R::kKey, &AppServer::CountTokens},
       {"/generate", "POST", R::kJson, R::kKey, &AppServer::Generate},
       {"/tokenize", "POST", R::kJson, R::kKey, &AppServer::Tokenize},
       {"/v1/tokenize", "POST", R::kJson, R::kKey, &AppServer::Tokenize},
@@ -113,6 +115,16 @@ HttpResponse AppServer::ErrorResponse(HttpError error, std::string_view detail) 
 }
 
 std::optional<HttpResponse> AppServer::CheckHead(const HttpRequest& head) {
+  std::optional<HttpResponse> refusal = CheckRoute(head);
+  // The messages API has an error form of its own, also where the status alone would do.
+  if (refusal && head.path.starts_with("/v1/messages")) {
+    const auto body = nlohmann::ordered_json::parse(refusal->body, nullptr, /*allow_exceptions=*/false);
+    refusal->body = MessagesErrorBody({.http_status = refusal->status, .message = body["error"]["message"]});
+  }
+  return refusal;
+}
+
+std::optional<HttpResponse> AppServer::CheckRoute(const HttpRequest& head) const {
   const Route* route = FindRoute(head.path);
   const bool admin = route != nullptr && route->access == Route::kAdmin;
   // The key comes first: without it not even the list of routes can be asked.
@@ -158,7 +170,7 @@ void AppServer::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchan
     return;
   }
   const bool generates = route->handle == &AppServer::Chat || route->handle == &AppServer::Completions ||
-                         route->handle == &AppServer::Generate;
+                         route->handle == &AppServer::Generate || route->handle == &AppServer::Messages;
   if (draining_ && generates) {
     metrics_.Finished({.endpoint = "any", .result = RequestResult::kRejected, .reason = "shutting_down"});
     exchange->Respond(Refusal({.http_status = 503,

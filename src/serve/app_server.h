@@ -32,6 +32,8 @@ struct AppServerOptions {
   std::string api_key, admin_api_key;  // admin: flush; "" = the api key
   ApiLimits limits;                    // vocab_size and context_length are filled from the model
   SamplingDefaults defaults;
+  ToolCallStyle tool_calls = ToolCallStyle::kNone;  // how the model writes them
+  ReasoningStyle reasoning = ReasoningStyle::kNone;
   bool sglang_metrics = false;
   double ping_interval_s = 10;
   double request_timeout_s = 0;       // of a request that names none; 0: none
@@ -78,6 +80,10 @@ class AppServer final : public HttpHandler {
 
   // submit.cc: JSON -> tokens -> engine
   void Chat(HttpRequest&, const std::shared_ptr<HttpExchange>&);
+  void Messages(HttpRequest&, const std::shared_ptr<HttpExchange>&);
+  void CountTokens(HttpRequest&, const std::shared_ptr<HttpExchange>&);
+  // What chat and messages share: prompt, parser and constraint of a parsed request.
+  std::optional<ApiError> PrepareChat(ChatRequest* request, GenerationSpec* spec) const;
   void Completions(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void Generate(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void Tokenize(HttpRequest&, const std::shared_ptr<HttpExchange>&);
@@ -86,7 +92,8 @@ class AppServer final : public HttpHandler {
                                        std::vector<int32_t>* ids) const;
   std::optional<ApiError> EncodeChat(const nlohmann::ordered_json& messages,
                                      const nlohmann::ordered_json& kwargs, bool add_generation_prompt,
-                                     std::vector<int32_t>* ids) const;
+                                     std::vector<int32_t>* ids, std::string_view prefill = {},
+                                     bool* opens_reasoning = nullptr) const;
   std::optional<ApiError> CheckTextBytes(std::string_view field, size_t bytes) const;
   // Checks the context, settles max_tokens, seed and timeout. `index` tells the seeds of one request's
   // prompts apart.
@@ -106,6 +113,7 @@ class AppServer final : public HttpHandler {
   void FlushCache(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void AbortRequests(HttpRequest&, const std::shared_ptr<HttpExchange>&);
 
+  std::optional<HttpResponse> CheckRoute(const HttpRequest& head) const;
   HttpResponse Refusal(const ApiError& error) const;
   HttpResponse Unauthorized() const;
 

@@ -15,13 +15,13 @@ TokenLogprob DescribeToken(const Tokenizer& tokenizer, const TokenOut& token) {
 }
 
 ChoiceText::ChoiceText(std::shared_ptr<const Tokenizer> tokenizer, const GenerationOptions& options,
-                       bool with_logprobs)
+                       bool with_logprobs, std::vector<int32_t> kept_tokens)
     : tokenizer_(tokenizer),
       stops_(options.stop),
       trim_stop_(options.trim_stop),
       with_logprobs_(with_logprobs),
       min_tokens_(options.sampling.min_tokens),
-      detokenizer_(std::move(tokenizer), options.skip_special_tokens),
+      detokenizer_(std::move(tokenizer), options.skip_special_tokens, std::move(kept_tokens)),
       matcher_(options.stop, !options.trim_stop) {}
 
 void ChoiceText::Append(const std::string& text) {

@@ -20,8 +20,9 @@ TokenLogprob DescribeToken(const Tokenizer& tokenizer, const TokenOut& token);
 
 class ChoiceText {
  public:
-  ChoiceText(std::shared_ptr<const Tokenizer> tokenizer, const GenerationOptions& options,
-             bool with_logprobs);
+  // kept_tokens: special tokens whose text a parser needs.
+  ChoiceText(std::shared_ptr<const Tokenizer> tokenizer, const GenerationOptions& options, bool with_logprobs,
+             std::vector<int32_t> kept_tokens = {});
 
   // Characters that come before the first token's text (an echoed prompt), for text offsets.
   void StartAt(int64_t characters) { characters_ = characters; }

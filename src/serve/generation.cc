@@ -7,12 +7,13 @@
 namespace sluice {
 
 std::string_view EndpointName(AnswerForm form) {
-  static constexpr std::string_view kNames[] = {"chat", "completions", "generate"};
+  static constexpr std::string_view kNames[] = {"chat", "completions", "generate", "messages"};
   return kNames[int(form)];
 }
 
-HttpResponse ErrorResponse(const ApiError& error, int32_t retry_after_s) {
-  HttpResponse response{.status = error.http_status, .body = ErrorBody(error)};
+HttpResponse ErrorResponse(const ApiError& error, int32_t retry_after_s, AnswerForm form) {
+  HttpResponse response{.status = error.http_status,
+                        .body = form == AnswerForm::kMessages ? MessagesErrorBody(error) : ErrorBody(error)};
   if (error.http_status == 503 || error.http_status == 429) {
     response.headers.emplace_back("Retry-After", std::to_string(retry_after_s));
   }
@@ -68,11 +69,21 @@ class Generation::PromptChannel final : public OutputChannel {
 Generation::Generation(GenerationContext* context, GenerationSpec spec,
                        std::shared_ptr<HttpExchange> exchange, Nanos arrival)
     : context_(context), spec_(std::move(spec)), exchange_(std::move(exchange)), arrival_(arrival) {
+  std::vector<int32_t> kept;
+  std::string unique;
+  if (spec_.chat) {
+    kept = ResponseParser(spec_.chat->parser).KeptTokens(*context->tokenizer);
+    unique = spec_.meta.id.substr(spec_.meta.id.size() - std::min<size_t>(spec_.meta.id.size(), 12));
+  }
   for (const GenerationPrompt& prompt : spec_.prompts) {
     const int32_t n = prompt.options.sampling.n;
     prompts_.push_back({.first_choice = choices_.size(), .left = n});
     for (int32_t i = 0; i < n; ++i) {
-      choices_.push_back(Choice{.text = ChoiceText(context->tokenizer, prompt.options, spec_.logprobs)});
+      choices_.push_back(
+          Choice{.text = ChoiceText(context->tokenizer, prompt.options, spec_.logprobs, kept)});
+      if (!spec_.chat) continue;
+      choices_.back().chat =
+          std::make_unique<ChatChoice>(*spec_.chat, n == 1 ? unique : fmt::format("{}_{}", unique, i));
     }
   }
   choices_left_ = choices_.size();
@@ -88,7 +99,7 @@ void Generation::Reject(GenerationContext* context, AnswerForm form, HttpExchang
                         const ApiError& error, std::string_view reason) {
   context->metrics->Finished(
       {.endpoint = EndpointName(form), .result = RequestResult::kRejected, .reason = reason});
-  exchange->Respond(ErrorResponse(error, context->retry_after_s));
+  exchange->Respond(ErrorResponse(error, context->retry_after_s, form));
 }
 
 // A request for no token: nothing to compute, unless prompt tokens are to be scored.
@@ -283,6 +294,14 @@ void Generation::OnEvent(size_t p, OutputEvent& event) {
       EndChoice(p, choice);
       return;
     }
+    if (choice.chat == nullptr) continue;
+    choice.chat->Feed(choice.text.TakeText());
+    if (choice.chat->full()) {
+      choice.finish = {.reason = FinishReason::kStop};
+      if (event.finish == FinishReason::kNone) context_->engine->FinishSoon(spec.rid, event.choice);
+      EndChoice(p, choice);
+      return;
+    }
   }
   if (event.finish == FinishReason::kNone) return;
   choice.spec_proposed = event.spec_proposed;
@@ -313,6 +332,11 @@ void Generation::OnEvent(size_t p, OutputEvent& event) {
 
 void Generation::EndChoice(size_t p, Choice& choice) {
   choice.done = choice.dirty = true;
+  if (choice.chat != nullptr) {
+    choice.chat->Feed(choice.text.TakeText());
+    choice.chat->Finish();
+    choice.finish.tool_calls = choice.chat->called();
+  }
   --prompts_[p].left;
   --choices_left_;
 }
@@ -336,8 +360,39 @@ Usage Generation::TotalUsage() const {
   return total;
 }
 
+// A record for each piece; the last one of the choice carries the finish reason.
+void Generation::EmitChat(size_t p, int32_t index, Choice& choice, std::string* out) {
+  const std::vector<ResponseEvent> events = choice.chat->Take();
+  const std::vector<TokenLogprob> logprobs = choice.text.TakeLogprobs();
+  if (events.empty() && logprobs.empty() && !choice.done) return;
+  const Usage usage = ChoiceUsage(p, choice);
+  ChoiceDelta delta{.index = index, .with_logprobs = spec_.logprobs, .logprobs = logprobs};
+  if (spec_.continuous_usage) delta.usage = &usage;
+  for (const ResponseEvent& event : events) {
+    if (event.kind == ResponseEvent::Kind::kToolEnd) continue;
+    const bool last = &event == &events.back();
+    delta.event = &event;
+    delta.finish = last && choice.done ? &choice.finish : nullptr;
+    AppendChatDelta(spec_.meta, delta, out);
+    delta.logprobs = {};
+    if (delta.finish != nullptr) return;
+  }
+  delta.event = nullptr;
+  delta.finish = choice.done ? &choice.finish : nullptr;
+  if (choice.done || !delta.logprobs.empty()) AppendChatDelta(spec_.meta, delta, out);
+}
+
+void Generation::EmitMessages(size_t p, Choice& choice, std::string* out) {
+  const Usage usage = ChoiceUsage(p, choice);
+  if (choice.output_ids.empty()) {  // marks that the message was begun
+    choice.output_ids.push_back(-1);
+    messages_.Start(spec_.meta, usage, out);
+  }
+  for (const ResponseEvent& event : choice.chat->Take()) messages_.Event(event, out);
+  if (choice.done) messages_.End(choice.finish, usage, out);
+}
+
 void Generation::EmitChoice(size_t p, int32_t index, Choice& choice, std::string* out) {
-  const bool chat = spec_.form == AnswerForm::kChat;
   const std::string text =
       std::exchange(choice.whole, {}) + choice.text.TakeText();  // `whole`: echoed prompt
   std::vector<TokenLogprob> logprobs = std::exchange(choice.logprobs, {});
@@ -350,11 +405,7 @@ void Generation::EmitChoice(size_t p, int32_t index, Choice& choice, std::string
                           .logprobs = logprobs,
                           .finish = choice.done ? &choice.finish : nullptr,
                           .usage = spec_.continuous_usage ? &usage : nullptr};
-  if (chat) {
-    AppendChatDelta(spec_.meta, delta, out);
-  } else {
-    AppendCompletionDelta(spec_.meta, delta, spec_.top_logprobs, out);
-  }
+  AppendCompletionDelta(spec_.meta, delta, spec_.top_logprobs, out);
 }
 
 void Generation::EmitNative(size_t p, int32_t index, Choice& choice, bool with_index, std::string* out) {
@@ -408,10 +459,16 @@ void Generation::EmitStream(bool last) {
         choice.output_ids.push_back(-1);
         AppendChatRole(spec_.meta, index, &out);
       }
-      EmitChoice(p, index, choice, &out);
+      if (spec_.form == AnswerForm::kChat) {
+        EmitChat(p, index, choice, &out);
+      } else if (spec_.form == AnswerForm::kMessages) {
+        EmitMessages(p, choice, &out);
+      } else {
+        EmitChoice(p, index, choice, &out);
+      }
     }
   }
-  if (last) {
+  if (last && spec_.form != AnswerForm::kMessages) {
     if (spec_.include_usage)
       AppendUsageRecord(spec_.meta, spec_.form == AnswerForm::kChat, TotalUsage(), &out);
     out += kStreamDone;
@@ -443,7 +500,9 @@ std::string Generation::WholeBody() {
                        .with_top = spec_.top_logprobs,
                        .logprobs = std::move(logprobs),
                        .finish = choice.finish});
+    if (choice.chat != nullptr) choice.chat->TakeWhole(&answers.back());
   }
+  if (spec_.form == AnswerForm::kMessages) return MessageBody(spec_.meta, answers[0], TotalUsage());
   return spec_.form == AnswerForm::kChat ? ChatBody(spec_.meta, answers, TotalUsage())
                                          : CompletionBody(spec_.meta, answers, TotalUsage());
 }
@@ -465,11 +524,15 @@ void Generation::Fail(const ApiError& error, std::string_view reason) {
   Quit();
   Record(RequestResult::kError, reason);
   if (!spec_.stream) {
-    exchange_->Respond(ErrorResponse(error, context_->retry_after_s));
+    exchange_->Respond(ErrorResponse(error, context_->retry_after_s, spec_.form));
     return;
   }
   std::string out;
-  AppendErrorRecord(error, &out);
+  if (spec_.form == AnswerForm::kMessages) {
+    AppendMessagesErrorRecord(error, &out);
+  } else {
+    AppendErrorRecord(error, &out);
+  }
   exchange_->Write(out);
   exchange_->EndStream();
 }

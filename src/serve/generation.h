@@ -12,15 +12,18 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "api/messages_responses.h"
 #include "api/requests.h"
 #include "api/responses.h"
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "http/server.h"
+#include "serve/chat_choice.h"
 #include "serve/choice_text.h"
 #include "serve/metrics.h"
 #include "serve/work_pool.h"
@@ -28,7 +31,7 @@
 
 namespace sluice {
 
-enum class AnswerForm : uint8_t { kChat, kCompletion, kNative };
+enum class AnswerForm : uint8_t { kChat, kCompletion, kNative, kMessages };
 
 struct GenerationPrompt {
   std::vector<int32_t> ids;   // not empty
@@ -46,8 +49,9 @@ struct GenerationSpec {
   bool echo = false;   // completions
   bool logprobs = false, top_logprobs = false;
   int32_t prompt_logprobs_from = -1;
-  bool text_in_logprobs = false;  // native
-  bool incremental = false;       // native streams: records carry what is new, not all so far
+  bool text_in_logprobs = false;   // native
+  std::optional<ChatFormat> chat;  // chat and messages: how the text is split
+  bool incremental = false;        // native streams: records carry what is new, not all so far
 };
 
 class Generation;
@@ -97,6 +101,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   class PromptChannel;
   struct Choice {
     ChoiceText text;
+    std::unique_ptr<ChatChoice> chat;  // takes the text
     bool started = false, done = false, dirty = false;
     Finish finish;
     std::string whole;                   // text so far (whole answers, native)
@@ -120,6 +125,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void StartChoice(size_t prompt, Choice& choice, OutputEvent& event);
   void EndChoice(size_t prompt, Choice& choice);
   void EmitStream(bool last);
+  void EmitChat(size_t prompt, int32_t index, Choice& choice, std::string* out);
+  void EmitMessages(size_t prompt, Choice& choice, std::string* out);
   void EmitChoice(size_t prompt, int32_t index, Choice& choice, std::string* out);
   void EmitNative(size_t prompt, int32_t index, Choice& choice, bool with_index, std::string* out);
   void Complete();
@@ -146,12 +153,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<PromptState> prompts_;
   std::vector<Choice> choices_;  // prompt by prompt
   size_t choices_left_ = 0;
+  MessagesStream messages_;
   bool finished_ = false;
   Nanos first_token_ = 0, last_token_ = 0;
 };
 
 std::string_view EndpointName(AnswerForm form);
 // The response for an error: body, status and Retry-After where waiting helps.
-HttpResponse ErrorResponse(const ApiError& error, int32_t retry_after_s);
+HttpResponse ErrorResponse(const ApiError& error, int32_t retry_after_s, AnswerForm form = AnswerForm::kChat);
 
 }  // namespace sluice

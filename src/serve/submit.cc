@@ -67,7 +67,8 @@ std::optional<ApiError> AppServer::EncodePrompt(const PromptInput& input, std::s
 
 std::optional<ApiError> AppServer::EncodeChat(const nlohmann::ordered_json& messages,
                                               const nlohmann::ordered_json& kwargs,
-                                              bool add_generation_prompt, std::vector<int32_t>* ids) const {
+                                              bool add_generation_prompt, std::vector<int32_t>* ids,
+                                              std::string_view prefill, bool* opens_reasoning) const {
   if (chat_template_ == nullptr) {
     return ApiError{.message = "this model has no chat template; use /v1/completions", .code = "unsupported"};
   }
@@ -88,6 +89,8 @@ std::optional<ApiError> AppServer::EncodeChat(const nlohmann::ordered_json& mess
     error.param = "messages";
     return error;
   }
+  if (opens_reasoning != nullptr) *opens_reasoning = PromptOpensReasoning(prompt->Text());
+  if (!prefill.empty()) prompt->segments.push_back({.text = std::string(prefill), .from_template = false});
   *ids = tokenizer_->EncodeSegments(prompt->segments);
   if (ids->empty()) return ApiError{.message = "messages: the prompt has no tokens", .param = "messages"};
   return std::nullopt;
@@ -129,26 +132,81 @@ void AppServer::LaunchOrReject(std::optional<ApiError> error, AnswerForm form, G
   std::make_shared<Generation>(&context_, std::move(spec), exchange, arrival)->Launch();
 }
 
+std::optional<ApiError> AppServer::PrepareChat(ChatRequest* request, GenerationSpec* spec) const {
+  GenerationPrompt prompt;
+  const bool tools = !request->tools.empty() && request->tool_choice != ToolChoice::kNone;
+  if (request->tool_choice == ToolChoice::kRequired || request->tool_choice == ToolChoice::kNamed) {
+    return ApiError{.message = "tool_choice: this server cannot force a call; send auto or none",
+                    .param = "tool_choice",
+                    .code = "unsupported"};
+  }
+  if (tools && options_.tool_calls == ToolCallStyle::kNone) {
+    return ApiError{.message =
+                        "tools: how this model writes tool calls is not known; start the server with "
+                        "--tool-call-parser",
+                    .param = "tools",
+                    .code = "unsupported"};
+  }
+  if (tools) request->template_kwargs["tools"] = request->tools;
+  ChatFormat format;
+  if (auto error = EncodeChat(request->messages, request->template_kwargs, request->add_generation_prompt,
+                              &prompt.ids, request->prefill, &format.parser.starts_in_reasoning)) {
+    return error;
+  }
+  if (auto error = Settle(&request->options, prompt.ids.size(), 0)) return error;
+  format.parser.reasoning = request->separate_reasoning ? options_.reasoning : ReasoningStyle::kNone;
+  format.parser.starts_in_reasoning &= request->prefill.empty();
+  if (tools) {
+    format.parser.tools = options_.tool_calls;
+    format.parser.declared_tools = std::move(request->tools);
+  }
+  format.one_call = !request->parallel_tool_calls;
+  format.stream_reasoning = request->stream_reasoning;
+  spec->chat = std::move(format);
+  spec->stream = request->options.stream;
+  spec->include_usage = request->options.include_usage;
+  spec->continuous_usage = request->options.continuous_usage;
+  spec->cached_details = request->options.cached_details;
+  spec->logprobs = request->options.sampling.top_logprobs >= 0;
+  prompt.options = std::move(request->options);
+  spec->prompts.push_back(std::move(prompt));
+  return std::nullopt;
+}
+
 void AppServer::Chat(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
   const Nanos arrival = clock_->Now();
   ChatRequest request;
   GenerationSpec spec{.form = AnswerForm::kChat};
-  GenerationPrompt prompt;
   auto error = ParseChat(http.body, options_.limits, options_.defaults, &request);
-  if (!error)
-    error = EncodeChat(request.messages, request.template_kwargs, request.add_generation_prompt, &prompt.ids);
-  if (!error) error = Settle(&request.options, prompt.ids.size(), 0);
-  if (!error) {
-    spec.meta = NewMeta("chatcmpl-", request.options);
-    spec.stream = request.options.stream;
-    spec.include_usage = request.options.include_usage;
-    spec.continuous_usage = request.options.continuous_usage;
-    spec.cached_details = request.options.cached_details;
-    spec.logprobs = request.options.sampling.top_logprobs >= 0;
-    prompt.options = std::move(request.options);
-    spec.prompts.push_back(std::move(prompt));
-  }
+  if (!error) spec.meta = NewMeta("chatcmpl-", request.options);
+  if (!error) error = PrepareChat(&request, &spec);
   LaunchOrReject(std::move(error), AnswerForm::kChat, std::move(spec), arrival, exchange);
+}
+
+void AppServer::Messages(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
+  const Nanos arrival = clock_->Now();
+  ChatRequest request;
+  GenerationSpec spec{.form = AnswerForm::kMessages};
+  auto error = ParseMessages(http.body, options_.limits, options_.defaults, /*count_only=*/false, &request);
+  if (!error) spec.meta = NewMeta("msg_", request.options);
+  if (!error && !request.options.model.empty()) spec.meta.model = request.options.model;
+  if (!error) error = PrepareChat(&request, &spec);
+  LaunchOrReject(std::move(error), AnswerForm::kMessages, std::move(spec), arrival, exchange);
+}
+
+void AppServer::CountTokens(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
+  ChatRequest request;
+  std::vector<int32_t> ids;
+  auto error = ParseMessages(http.body, options_.limits, options_.defaults, /*count_only=*/true, &request);
+  if (!error && !request.tools.empty() && request.tool_choice != ToolChoice::kNone) {
+    request.template_kwargs["tools"] = request.tools;
+  }
+  if (!error) error = EncodeChat(request.messages, request.template_kwargs, true, &ids, request.prefill);
+  if (error) {
+    exchange->Respond(sluice::ErrorResponse(*error, context_.retry_after_s, AnswerForm::kMessages));
+  } else {
+    exchange->Respond({.body = TokenCountBody(int64_t(ids.size()))});
+  }
 }
 
 void AppServer::Completions(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {

@@ -34,6 +34,10 @@ int main(int argc, char** argv) {
   options.api_key = flags["--api-key"];
   options.limits.vocab_size = 259;
   options.limits.context_length = script.context;
+  if (flags.contains("--tool-call-parser")) {
+    options.tool_calls = ParseToolCallStyle(flags["--tool-call-parser"]).value();
+    options.reasoning = ReasoningStyle::kThinkTags;
+  }
   options.ping_interval_s = number("--ping-interval", 10);
   auto server = AppServer::Start(std::move(options), &engine, MakeByteTokenizer(),
                                  std::make_shared<JoiningTemplate>(), &clock);
