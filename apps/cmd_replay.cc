@@ -6,6 +6,7 @@
 #include <iostream>
 #include <map>
 
+#include "base/log.h"
 #include "commands.h"
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
@@ -22,6 +23,9 @@ Json ToJson(const ReplayReport& r) {
   doc["rejected"] = r.rejected;
   doc["prompt_tokens"] = r.prompt_tokens;
   doc["output_tokens"] = r.output_tokens;
+  doc["working_set_tokens"] = r.working_set_tokens;
+  doc["device_tokens"] = r.device_tokens;
+  doc["host_tokens"] = r.host_tokens;
   doc["hit_tokens"] = Json{{"l1", r.hit_l1}, {"l2", r.hit_l2}, {"l3", r.hit_l3}};
   doc["hit_rate"] =
       r.prompt_tokens > 0 ? double(r.hit_l1 + r.hit_l2 + r.hit_l3) / double(r.prompt_tokens) : 0.0;
@@ -43,6 +47,11 @@ Json ToJson(const ReplayReport& r) {
                       {"deficit_evictions", r.cache.deficit_evictions},
                       {"free_room_misses", r.cache.free_room_misses},
                       {"loads_waited", r.cache.loads_waited},
+                      {"lanes_passed_over", r.cache.lanes_passed_over},
+                      {"slow_evictions", r.cache.slow_evictions},
+                      {"short_evictions", r.cache.short_evictions},
+                      {"lane_deficits", r.cache.lane_deficits},
+                      {"planning_page_visits", r.cache.planning_page_visits},
                       {"backups_skipped", r.cache.backups_skipped},
                       {"dropped_unwritten", r.cache.dropped_unwritten}};
   doc["violations"] = r.violations;
@@ -64,6 +73,17 @@ void PrintTable(const ReplayReport& r) {
       share(r.hit_l3), r.prompt_tokens_per_s / 1e6, r.cpu_seconds, r.step_us_p50, r.step_us_p99, r.full_steps,
       r.full_step_us_p50, r.full_step_us_p99, r.cache.nodes, r.cache.backup_pages, r.cache.load_pages,
       r.cache.evicted_pages_device, r.cache.evicted_pages_host, r.retractions);
+  const int64_t moved = r.cache.evicted_pages_device + r.cache.evicted_pages_host + r.cache.load_pages;
+  std::cout << fmt::format(
+      "pools     {} device tokens ({:.1f}% of the working set of {}), {} host tokens\n"
+      "planning  {} page entries looked at for {} pages evicted and loaded (owners counted anew: {}); {} "
+      "slow and {} "
+      "short evictions, {} lane deficits, {} pages from another lane than their turn's\n",
+      r.device_tokens,
+      r.working_set_tokens > 0 ? 100.0 * double(r.device_tokens) / double(r.working_set_tokens) : 0.0,
+      r.working_set_tokens, r.host_tokens, r.cache.planning_page_visits, moved,
+      std::max<int64_t>(0, r.cache.planning_page_visits - moved), r.cache.slow_evictions,
+      r.cache.short_evictions, r.cache.lane_deficits, r.cache.lanes_passed_over);
   if (r.rejected > 0)
     std::cout << r.rejected << " requests are longer than the device tier and were refused\n";
   for (const std::string& v : r.violations) std::cout << "VIOLATION " << v << "\n";
@@ -97,6 +117,10 @@ int RunReplay(const std::vector<std::string>& args) {
   app.add_option("--max-total-tokens", o.device_tokens, "device tier")
       ->check(CLI::Range(int64_t(128), int64_t(1) << 36))
       ->capture_default_str();
+  app.add_option(
+         "--working-set-share", o.working_set_share,
+         "device tier as a share of the trace's distinct prompt blocks, in place of --max-total-tokens")
+      ->check(CLI::Range(0.0, 100.0));
   app.add_option("--host-tokens", o.host_tokens, "host tier; 0 = off")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -148,6 +172,7 @@ int RunReplay(const std::vector<std::string>& args) {
   if (!trace.ok()) return FailWith("replay", trace.status());
   if (limit > 0 && limit < int64_t(trace->size())) trace->resize(size_t(limit));
   const auto all = int64_t(trace->size());
+  spdlog::set_level(spdlog::level::off);  // the report counts what the cache would warn of
   std::function<void(int64_t)> progress;
   if (isatty(STDERR_FILENO) != 0) {
     progress = [all](int64_t done) {

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <thread>
 
+#include "base/log.h"
 #include "base/plant.h"
 #include "commands.h"
 #include "fmt/format.h"
@@ -102,6 +103,7 @@ StatusOr<int> Replay(const SimulateOptions& o, const std::vector<sim::Scenario>&
 }
 
 StatusOr<int> Run(const SimulateOptions& o) {
+  spdlog::set_level(spdlog::level::off);  // pressure is what it is about; the report counts it
   if (Status s = ChoosePlant(o.plant); !s.ok()) return s;
   ASSIGN_OR_RETURN(const std::vector<sim::Scenario> scenarios, ChooseScenarios(o.scenario));
   if (!o.replay.empty()) return Replay(o, scenarios);

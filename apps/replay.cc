@@ -8,6 +8,7 @@
 #include <memory>
 #include <ostream>
 
+#include "absl/container/flat_hash_set.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "engine/step_loop.h"
@@ -238,7 +239,13 @@ ReplayReport Replay(const std::vector<TraceRequest>& trace, const ReplayOptions&
   CostExecutor executor(o, &clock);
   CacheOptions cache;
   cache.lanes = o.lanes;
-  cache.pages_per_lane = o.device_tokens / kPageTokens / o.lanes;
+  absl::flat_hash_set<int64_t> blocks;
+  for (const TraceRequest& r : trace) blocks.insert(r.hash_ids.begin(), r.hash_ids.end());
+  report.working_set_tokens = int64_t(blocks.size()) * kTraceBlockTokens;
+  const int64_t device_tokens = o.working_set_share > 0
+                                    ? int64_t(double(report.working_set_tokens) * o.working_set_share)
+                                    : o.device_tokens;
+  cache.pages_per_lane = std::max<int64_t>(1, device_tokens / kPageTokens / o.lanes);
   cache.host_pages_per_lane = o.host_tokens / kPageTokens / o.lanes;
   cache.eviction = o.eviction;
   cache.write_policy = o.write_policy;
@@ -249,6 +256,8 @@ ReplayReport Replay(const std::vector<TraceRequest>& trace, const ReplayOptions&
   loop_options.scheduler.max_prefill_tokens = std::max<int64_t>(o.chunk_tokens, 16384);
   loop_options.scheduler.context_length = cache.pages_per_lane * o.lanes * kPageTokens;
   loop_options.scheduler.policy = o.policy;
+  report.device_tokens = cache.pages_per_lane * o.lanes * kPageTokens;
+  report.host_tokens = cache.host_pages_per_lane * o.lanes * kPageTokens;
   StepLoop loop(loop_options, MakeKvCache(cache, ReplayLayout(), nullptr, nullptr), &executor, &clock);
 
   const SteadyClock steady;
@@ -329,6 +338,12 @@ ReplayReport Replay(const std::vector<TraceRequest>& trace, const ReplayOptions&
   report.full_step_us_p99 = Percentile(full_steps, 0.99);
   report.full_steps = int64_t(full_steps.size());
   report.cache = loop.cache().Stats();
+  const CacheStats& c = report.cache;
+  if (const int64_t moved = c.evicted_pages_device + c.evicted_pages_host + c.load_pages;
+      c.planning_page_visits > moved)
+    tally.Report(fmt::format(
+        "planning looked at {} page entries for {} pages evicted and loaded: owners were recounted",
+        c.planning_page_visits, moved));
   report.violations = std::move(tally.violations);
   return report;
 }

@@ -36,6 +36,7 @@ std::vector<int32_t> ExpandPrompt(const TraceRequest& request);
 
 struct ReplayOptions {
   int64_t device_tokens = 2'000'000, host_tokens = 8'000'000;  // of all lanes together
+  double working_set_share = 0;  // > 0: device_tokens is this share of the trace's distinct prompt blocks
   int32_t lanes = 1;
   int64_t chunk_tokens = 8192;
   int64_t max_running = 256;
@@ -52,6 +53,8 @@ struct ReplayOptions {
 struct ReplayReport {
   int64_t requests = 0, rejected = 0, steps = 0, retractions = 0;
   int64_t prompt_tokens = 0, output_tokens = 0;
+  int64_t working_set_tokens = 0;  // of the distinct blocks of all prompts
+  int64_t device_tokens = 0, host_tokens = 0;
   int64_t hit_l1 = 0, hit_l2 = 0, hit_l3 = 0;
   int64_t peak_running = 0;
   double cpu_seconds = 0, wall_seconds = 0, virtual_seconds = 0;

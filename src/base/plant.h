@@ -25,6 +25,13 @@ enum class Plant : uint8_t {
   kWrongLane,          // a host page goes to a device page of another lane
   kDuplicateAlias,  // a page that the tree has already is swapped although its tokens differ in the last page
   kStaleCursor,     // a sequence's cursor is used after its node was evicted
+  // Of ranks that share one request's pages.
+  kBatchInverse,        // which request a page belongs to is asked of one table of the batch
+  kPaddingAsSuffix,     // dummy rows are taken to lie behind a rank's valid rows
+  kValidSourceOffset,   // a rank's place in gathered rows counts valid rows instead of computed ones
+  kWrongOwnerSpace,     // the owner is taken from a page's index in its request instead of the pool
+  kDummyRowWritten,     // dummy rows are stored like others
+  kLaneDeficitIgnored,  // room is judged by all lanes together
 };
 
 struct PlantName {
@@ -32,7 +39,7 @@ struct PlantName {
   std::string_view name;
   std::string_view what;
 };
-inline constexpr std::array<PlantName, 12> kPlants = {{
+inline constexpr std::array<PlantName, 18> kPlants = {{
     {Plant::kEarlyPublish, "early_publish", "a page enters the tree before all its rows are computed"},
     {Plant::kMissedLayerWait, "missed_layer_wait",
      "a layer is read before its load from the host tier has ended"},
@@ -47,6 +54,13 @@ inline constexpr std::array<PlantName, 12> kPlants = {{
     {Plant::kWrongLane, "wrong_lane", "a page is taken from another lane than its position's"},
     {Plant::kDuplicateAlias, "duplicate_alias", "insertion of duplicate pages keeps both owners of one page"},
     {Plant::kStaleCursor, "stale_cursor", "a cursor outlives the eviction of its node"},
+    {Plant::kBatchInverse, "batch_inverse", "one inverse page table serves all requests of a batch"},
+    {Plant::kPaddingAsSuffix, "padding_as_suffix", "padding is taken to follow a rank's valid rows"},
+    {Plant::kValidSourceOffset, "valid_source_offset",
+     "valid lengths are used as offsets into computed rows"},
+    {Plant::kWrongOwnerSpace, "wrong_owner_space", "a page's owner is taken from the wrong index space"},
+    {Plant::kDummyRowWritten, "dummy_row_written", "dummy rows reach the cache"},
+    {Plant::kLaneDeficitIgnored, "lane_deficit_ignored", "room is judged by the sum over the lanes"},
 }};
 
 #ifdef SLUICE_PLANTS

@@ -59,12 +59,13 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
     p.seqs.clear();
     p.batch_row.clear();
     p.compute_row.clear();
+    p.compute_of_seq.clear();
   }
   where_.assign(size_t(batch.rows()), RankRow());
   compute_rows_ = 0;
 
-  const auto add = [&](Rank rank, const BatchSeq& whole, int32_t first, int32_t count,
-                       int32_t compute_begin) {
+  const auto add = [&](Rank rank, const BatchSeq& whole, int32_t first, int32_t count, int32_t compute_begin,
+                       int32_t compute) {
     RankPart& part = parts_[size_t(rank.value)];
     BatchSeq s = whole;
     s.row_begin = part.valid_rows();
@@ -72,6 +73,7 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
     s.num_rows = count;
     s.num_pages = int32_t(CeilDiv(int64_t(s.start) + count, kPageTokens));
     part.seqs.push_back(s);
+    part.compute_of_seq.push_back(compute);
     for (int32_t i = 0; i < count; ++i) {
       const int32_t row = whole.row_begin + first + i;
       where_[size_t(row)] = {rank, part.valid_rows()};
@@ -92,7 +94,7 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
           const int32_t index = late ? 2 * ranks - 1 - r : r;
           const int32_t count = cp::SegmentLength(s.num_rows, ranks, index);
           if (count > 0)
-            add(Rank(r), s, cp::SegmentBegin(s.num_rows, ranks, index).value, count, compute_rows_);
+            add(Rank(r), s, cp::SegmentBegin(s.num_rows, ranks, index).value, count, compute_rows_, compute);
         }
         compute_rows_ += compute;
       }
@@ -102,7 +104,7 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
   for (const BatchSeq& s : batch.seqs) {
     if (split_ && !s.decode) continue;
     const Rank home = HomeRank(s.slot, ranks);
-    add(home, s, 0, s.num_rows, compute_rows_ + home_rows_[size_t(home.value)]);
+    add(home, s, 0, s.num_rows, compute_rows_ + home_rows_[size_t(home.value)], s.num_rows);
     home_rows_[size_t(home.value)] += s.num_rows;
   }
   compute_rows_ += *std::max_element(home_rows_.begin(), home_rows_.end());
@@ -112,8 +114,9 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
 int64_t RankSplit::table_bytes() const {
   int64_t bytes = int64_t(where_.size() * sizeof(RankRow));
   for (const RankPart& p : parts_)
-    bytes += int64_t(p.seqs.size() * sizeof(BatchSeq) + p.batch_row.size() * sizeof(int32_t) +
-                     p.compute_row.size() * sizeof(cp::ComputeRow));
+    bytes +=
+        int64_t(p.seqs.size() * sizeof(BatchSeq) + p.batch_row.size() * sizeof(int32_t) +
+                p.compute_row.size() * sizeof(cp::ComputeRow) + p.compute_of_seq.size() * sizeof(int32_t));
   return bytes;
 }
 

@@ -32,6 +32,7 @@ struct RankPart {
   std::vector<BatchSeq> seqs;      // row_begin counts this rank's valid rows; pages refer to the batch's list
   std::vector<int32_t> batch_row;  // [valid rows] row of the batch
   std::vector<cp::ComputeRow> compute_row;  // [valid rows] place in this rank's padded buffers (collectives)
+  std::vector<int32_t> compute_of_seq;      // [seqs] compute rows: num_rows and the dummies behind them
   int32_t valid_rows() const { return int32_t(batch_row.size()); }
 };
 

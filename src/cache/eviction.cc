@@ -1,9 +1,21 @@
 // Room: exact deficits per lane, taken from the tails of what the policy gives up first.
+#include <time.h>
+
 #include <algorithm>
 
+#include "base/plant.h"
 #include "cache/kv_cache_impl.h"
 
 namespace sluice {
+namespace {
+
+Nanos ThreadCpu() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return Nanos(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+}
+
+}  // namespace
 
 // True when every lane has need[lane] free pages afterwards. Evicts exactly the deficits (a page of another
 // lane goes only when it lies behind one that is needed). urgent: under write_back, pages without a copy are
@@ -18,10 +30,30 @@ bool KvCacheImpl::MakeRoom(Tier tier, const LaneCounts& need, bool urgent) {
     any |= deficit[l] > 0;
     advice_missed |= need[l] > 0 && p.free(lane) - need[l] < free_room_;
   }
+  if (Planted(Plant::kLaneDeficitIgnored)) {
+    int64_t wanted = 0;
+    for (int32_t lane = 0; lane < lanes(); ++lane) wanted += need[size_t(lane)];
+    any = any && wanted > p.free_total();
+  }
   if (tier == Tier::kDevice && advice_missed && free_room_ > 0) ++stats_.free_room_misses;
   if (!any) return true;
+  const Nanos began = ThreadCpu();  // not the wall's time: a thread that was put aside has planned nothing
+  const bool room = Evict(tier, deficit, urgent);
+  const Nanos took = ThreadCpu() - began;
+  if (took > options_.slow_eviction) {
+    ++stats_.slow_evictions;
+    slow_warning_.Say("cache: planning an eviction took {} us, more than {} us", took / 1000,
+                      options_.slow_eviction / 1000);
+  }
+  return room;
+}
+
+bool KvCacheImpl::Evict(Tier tier, LaneCounts deficit, bool urgent) {
+  PagePool& p = pool(tier);
   for (int32_t lane = 0; lane < lanes(); ++lane) {
-    if (deficit[size_t(lane)] > 0 && tree_.evictable(tier, lane) < deficit[size_t(lane)]) return false;
+    if (deficit[size_t(lane)] == 0 || tree_.evictable(tier, lane) >= deficit[size_t(lane)]) continue;
+    ReportLaneDeficit(tier, lane, deficit);
+    return false;
   }
 
   const bool write_first = tier == Tier::kDevice && options_.write_policy == WritePolicy::kWriteBack &&
@@ -35,8 +67,11 @@ bool KvCacheImpl::MakeRoom(Tier tier, const LaneCounts& need, bool urgent) {
       int64_t& d = deficit[size_t(p.lane(n->slots[int(tier)][i - 1]))];
       d = std::max<int64_t>(0, d - 1);
     }
+    stats_.planning_page_visits += pages;
     return pages;
   };
+  int64_t asked = 0;
+  for (int32_t lane = 0; lane < lanes(); ++lane) asked += deficit[size_t(lane)];
   int64_t evicted = 0, written = 0;
   aside_.clear();
   size_t useless = 0;
@@ -84,9 +119,27 @@ bool KvCacheImpl::MakeRoom(Tier tier, const LaneCounts& need, bool urgent) {
   if (tier == Tier::kDevice) stats_.deficit_evictions += evicted;
   if (short_of()) {
     room_coming_ = room_coming_ || written > 0;
+    if (written == 0 && tier == Tier::kDevice) {
+      ++stats_.short_evictions;
+      short_warning_.Say("cache: an eviction freed {} of {} device pages", evicted, asked);
+    }
     return false;
   }
   return true;
+}
+
+// A shortage of all lanes is ordinary load, and so is a full host tier; one device lane that is short while
+// others have room is worth a word.
+void KvCacheImpl::ReportLaneDeficit(Tier tier, int32_t lane, const LaneCounts& deficit) {
+  int64_t spare = 0, wanted = 0;
+  for (int32_t l = 0; l < lanes(); ++l) {
+    spare += pool(tier).free(l) + tree_.evictable(tier, l);
+    wanted += deficit[size_t(l)];
+  }
+  if (tier != Tier::kDevice || lanes() == 1 || spare < wanted) return;
+  ++stats_.lane_deficits;
+  deficit_warning_.Say("cache: lane {} is {} device pages short, {} pages of all lanes could be free", lane,
+                       deficit[size_t(lane)] - tree_.evictable(tier, lane), spare);
 }
 
 void KvCacheImpl::EvictTail(RadixNode* node, Tier tier, int32_t pages) {
@@ -116,6 +169,7 @@ void KvCacheImpl::TopUpFreeRoom() {
       int64_t& d = deficit[size_t(device_.lane(n->slots[0][j - 1]))];
       d = std::max<int64_t>(0, d - 1);
     }
+    stats_.planning_page_visits += n->host_ready >= n->resident[0] ? pages : 0;
     const bool clean = n->host_ready >= n->resident[0];
     if (clean) {
       EvictTail(n, Tier::kDevice, pages);
@@ -129,13 +183,11 @@ void KvCacheImpl::TopUpFreeRoom() {
 }
 
 int64_t KvCacheImpl::AvailablePages() const {
-  // A sequence takes its pages round robin over the lanes, so the shortest lane decides.
   auto& tree = const_cast<RadixTree&>(tree_);
-  int64_t least = INT64_MAX;
-  for (int32_t lane = 0; lane < lanes(); ++lane) {
-    least = std::min(least, device_.free(lane) + tree.evictable(Tier::kDevice, lane));
-  }
-  return least * lanes();
+  int64_t pages = 0;
+  for (int32_t lane = 0; lane < lanes(); ++lane)
+    pages += device_.free(lane) + tree.evictable(Tier::kDevice, lane);
+  return pages;
 }
 
 bool KvCacheImpl::Flush() {

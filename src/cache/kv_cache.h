@@ -77,6 +77,7 @@ struct CacheOptions {
   // Device pages kept free per lane between steps when there is a host tier; advice, never waited for. -1:
   // 1/32 of the lane.
   int64_t free_room_pages = -1;
+  Nanos slow_eviction = 1'000'000;  // an eviction whose planning takes longer is counted and warned of
   // Debug builds: freed device pages are overwritten in this pool.
   bool poison_on_free = false;
   const DevicePool* poison_pool = nullptr;
@@ -93,6 +94,13 @@ struct CacheStats {
   int64_t evicted_pages_device = 0, evicted_pages_host = 0;
   int64_t backup_pages = 0, load_pages = 0, pending_backups = 0, pending_loads = 0;
   int64_t deficit_evictions = 0, free_room_misses = 0, loads_waited = 0;
+  int64_t lanes_passed_over = 0;  // pages taken from another lane than their turn's, which had no room
+  // Events that are also warned of, rarely: room was made slower than CacheOptions::slow_eviction; an
+  // eviction freed less than was asked; a lane stayed short although all lanes together have room.
+  int64_t slow_evictions = 0, short_evictions = 0, lane_deficits = 0;
+  // Entries of page lists that planning of evictions and load-backs has looked at. Owners are counted on the
+  // nodes, so this never exceeds the pages that were evicted and loaded.
+  int64_t planning_page_visits = 0;
   int64_t storage_read_bytes = 0, storage_write_bytes = 0, storage_errors = 0;
   int64_t backups_skipped = 0;    // pages that found no room in the host tier
   int64_t dropped_unwritten = 0;  // write_back: pages evicted without a copy because nothing could wait

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "base/rare_warning.h"
 #include "cache/kv_cache.h"
 #include "cache/page_pool.h"
 #include "radix/radix_tree.h"
@@ -111,6 +112,7 @@ class KvCacheImpl final : public KvCache {
   void SplitOp(int64_t RadixNode::*slot, RadixNode* up, RadixNode* low, int32_t pages);
   void GiveBack(int32_t page);  // a leased device page: free, or deferred while steps are submitted
   int32_t NextLane(const SequenceKv& seq) const;
+  void ChooseLanes(const SequenceKv& seq, int64_t add, LaneCounts* need);
   void CountHit(RadixNode* node);
   void Reap(RadixNode* node);
   void FreeSlot(Tier tier, int32_t slot);
@@ -118,6 +120,8 @@ class KvCacheImpl final : public KvCache {
 
   // eviction.cc
   bool MakeRoom(Tier tier, const LaneCounts& need, bool urgent);
+  bool Evict(Tier tier, LaneCounts deficit, bool urgent);
+  void ReportLaneDeficit(Tier tier, int32_t lane, const LaneCounts& deficit);
   void EvictTail(RadixNode* node, Tier tier, int32_t pages);
   void TopUpFreeRoom();
 
@@ -166,6 +170,7 @@ class KvCacheImpl final : public KvCache {
   bool room_coming_ = false;
   bool dropping_ = false;          // DropDevice has queued its backups
   std::vector<RadixNode*> aside_;  // scratch of MakeRoom
+  std::vector<int32_t> lanes_;     // scratch of ChooseLanes
 
   absl::flat_hash_map<int64_t, PrefetchRecord> prefetches_;
   absl::flat_hash_map<uint64_t, Ticket> tickets_;
@@ -175,6 +180,7 @@ class KvCacheImpl final : public KvCache {
   bool something_happened_ = false;
 
   CacheStats stats_;  // running counters only
+  RareWarning slow_warning_, short_warning_, deficit_warning_;
 };
 
 }  // namespace sluice

@@ -237,7 +237,9 @@ BeginResult KvCacheImpl::PlanLoad(SequenceKv*, RadixNode* end, int64_t device_pa
     SLUICE_CHECK(n->host_ready == n->pages && n->resident[0] == from, "node {} cannot be loaded from {}",
                  n->id, from);
     segments.push_back({n, from, n->pages});
-    for (int32_t i = from; i < n->pages; ++i) ++need[size_t(n->slots[1][i] % lanes())];
+    // A page's device and host copies are on one lane: what is missing follows from the node's counts.
+    for (int32_t lane = 0; lane < lanes(); ++lane)
+      need[size_t(lane)] += n->lane_pages[1][size_t(lane)] - n->lane_pages[0][size_t(lane)];
     resident = from > 0 ? n : n->parent;
   }
   std::reverse(segments.begin(), segments.end());
@@ -269,6 +271,7 @@ BeginResult KvCacheImpl::PlanLoad(SequenceKv*, RadixNode* end, int64_t device_pa
     HoldSegment(s, OpKind::kLoad, +1);
   }
   stats_.load_pages += int64_t(plan.pages.size());
+  stats_.planning_page_visits += int64_t(plan.pages.size());
   ops_[plan.id] = {OpKind::kLoad, std::move(segments)};
   planned_loads_.push_back(std::move(plan));
   return BeginResult::kReady;
@@ -279,30 +282,60 @@ int32_t KvCacheImpl::NextLane(const SequenceKv& seq) const {
   return (seq.pages.back().value % lanes() + 1) % lanes();
 }
 
+// Lanes of the sequence's next `add` pages into lanes_: one after another, so that a sequence spreads over
+// all of them. A lane that can give no more is passed over for the one with most room, so lanes that have
+// drifted apart still serve.
+void KvCacheImpl::ChooseLanes(const SequenceKv& seq, int64_t add, LaneCounts* need) {
+  lanes_.resize(size_t(add));
+  *need = {};
+  const int32_t first = NextLane(seq);
+  bool short_of = false;
+  for (int64_t i = 0; i < add; ++i) {
+    lanes_[size_t(i)] = int32_t((first + i) % lanes());
+    short_of |= ++(*need)[size_t(lanes_[size_t(i)])] > device_.free(lanes_[size_t(i)]);
+  }
+  if (!short_of || lanes() == 1) return;
+  LaneCounts room{};
+  int64_t all = 0;
+  for (int32_t lane = 0; lane < lanes(); ++lane)
+    all += room[size_t(lane)] = device_.free(lane) + tree_.evictable(Tier::kDevice, lane);
+  if (all < add) return;  // no choice of lanes serves
+  *need = {};
+  int32_t lane = first;
+  for (int64_t i = 0; i < add; ++i) {
+    if (room[size_t(lane)] == 0) {
+      for (int32_t other = 0; other < lanes(); ++other)
+        if (room[size_t(other)] > room[size_t(lane)]) lane = other;
+      ++stats_.lanes_passed_over;
+    }
+    --room[size_t(lane)];
+    ++(*need)[size_t(lane)];
+    lanes_[size_t(i)] = lane;
+    lane = (lane + 1) % lanes();
+  }
+}
+
 bool KvCacheImpl::Grow(SequenceKv* seq, int64_t num_tokens) {
   SLUICE_CHECK(seq->active);
   room_coming_ = false;
   const int64_t add = CeilDiv(num_tokens, kPageTokens) - int64_t(seq->pages.size());
   if (add <= 0) return true;
-  LaneCounts need{};
-  const int32_t first = NextLane(*seq);
-  for (int64_t i = 0; i < add; ++i) ++need[size_t((first + i) % lanes())];
+  LaneCounts need;
+  ChooseLanes(*seq, add, &need);
   if (!MakeRoom(Tier::kDevice, need, add <= 2)) {
     room_coming_ = room_coming_ || !deferred_.empty();
     return false;
   }
   if (seq->pages.empty()) ++next_lane_;
-  for (int64_t i = 0; i < add; ++i)
-    seq->pages.push_back(PageId(device_.Take(int32_t((first + i) % lanes()))));
+  for (const int32_t lane : lanes_) seq->pages.push_back(PageId(device_.Take(lane)));
   return true;
 }
 
 PageId KvCacheImpl::TakePage(SequenceKv* seq) {
-  LaneCounts need{};
-  const int32_t lane = NextLane(*seq);
-  need[size_t(lane)] = 1;
+  LaneCounts need;
+  ChooseLanes(*seq, 1, &need);
   if (!MakeRoom(Tier::kDevice, need, true)) return PageId();
-  return PageId(device_.Take(lane));
+  return PageId(device_.Take(lanes_[0]));
 }
 
 void KvCacheImpl::Commit(SequenceKv* seq, std::span<const int32_t> tokens, int64_t computed,

@@ -104,6 +104,8 @@ std::string OutputLine(const PassResult& pass, const TurnResult& turn, bool has_
   line["id"] = turn.session->id;
   line["turn"] = turn.number;
   line["text"] = turn.answer.text;
+  line["prompt_tokens"] = turn.answer.prompt_tokens;
+  line["cached_tokens"] = turn.answer.cached.total();
   if (has_hashes) {
     line["output_ids"] = turn.answer.output_ids;
     line["logits_hash"] = fmt::format("{:016x}", turn.answer.logits_hash);

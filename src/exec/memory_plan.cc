@@ -127,6 +127,10 @@ StatusOr<MemoryPlan> PlanMemory(const MemoryInputs& in) {
   const int64_t left = std::max<int64_t>(0, rest - plan.device_bytes());
   if (in.host_gb_per_rank > 0) {
     plan.host_pages_per_lane = int64_t(in.host_gb_per_rank * 1e9) / in.page_bytes;
+    if (plan.host_pages_per_lane < 1) {
+      return Invalid("--hicache-size {}: a page takes {} bytes, so none fits; use at least {:.6f}",
+                     in.host_gb_per_rank, in.page_bytes, double(in.page_bytes) / 1e9);
+    }
     if (plan.device_bytes() + plan.host_bytes() + fixed > in.free_bytes) {
       return Exhausted(
           "--hicache-size {}: {} ranks take {:.2f} GiB, weights, working memory and device pages {:.2f} GiB, "

@@ -68,6 +68,61 @@ TEST(MemoryPlan, ExplicitSizesThatDoNotFitAreRefusedWithNumbers) {
   EXPECT_EQ(PlanMemory(in).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
+// One budget a rank: N ranks hold N times the tokens, in both tiers, up to a page a lane.
+TEST(MemoryPlan, TokensGrowWithTheRanksForAGivenBudgetOfEach) {
+  for (const int64_t budget : {64 * kGiB / 1000, kGiB, 3 * kGiB + 12345}) {
+    MemoryInputs in = Inputs();
+    in.weight_bytes = in.staging_bytes = 0;
+    in.fraction = 1;
+    in.page_bytes = 123457;
+    in.context_length = int64_t(1) << 40;
+    in.host_tier = true;
+    in.free_bytes = 2 * budget;
+    in.host_gb_per_rank = double(budget) / 1e9 / 2;
+    const MemoryPlan one = PlanMemory(in).value();
+    for (const int32_t ranks : {2, 4, 8}) {
+      in.lanes = ranks;
+      in.free_bytes = ranks * 2 * budget;
+      const MemoryPlan plan = PlanMemory(in).value();
+      EXPECT_NEAR(double(plan.device_tokens()), double(ranks * one.device_tokens()),
+                  0.02 * double(ranks * one.device_tokens()) + double(ranks * kPageTokens));
+      EXPECT_EQ(plan.host_tokens(), ranks * one.host_tokens());
+      EXPECT_LE(plan.device_bytes() + plan.host_bytes(), in.free_bytes);
+    }
+  }
+}
+
+// All ranks, all tiers, index and draft rows: one number. Never more than the budget, or refused before
+// anything is reserved.
+TEST(MemoryPlan, OneBudgetHoldsEverythingOfAllRanksOrIsRefused) {
+  constexpr int64_t kLimit = 2 * kGiB;
+  for (const int32_t ranks : {1, 4}) {
+    for (const double gb : {0.1, 1.0, 4.0, 0.0}) {
+      MemoryInputs in = Inputs();
+      in.free_bytes = kLimit;
+      in.weight_bytes = 100 << 20;
+      in.staging_bytes = 50 << 20;
+      in.lanes = ranks;
+      in.host_tier = true;
+      in.host_gb_per_rank = gb;
+      const auto plan = PlanMemory(in);
+      const bool impossible = double(ranks) * gb * 1e9 > double(kLimit);
+      ASSERT_EQ(plan.ok(), !impossible) << ranks << " ranks, " << gb << " GB: " << plan.status();
+      if (impossible) {
+        EXPECT_THAT(std::string(plan.status().message()), ::testing::HasSubstr("--hicache-size"));
+        continue;
+      }
+      EXPECT_LE(plan->weight_bytes + plan->staging_bytes + plan->device_bytes() + plan->host_bytes(),
+                kLimit + ranks * in.page_bytes);
+    }
+    MemoryInputs in = Inputs();  // a page less one byte holds no page
+    in.lanes = ranks;
+    in.host_tier = true;
+    in.host_gb_per_rank = double(in.page_bytes - 1) / 1e9;
+    EXPECT_THAT(std::string(PlanMemory(in).status().message()), ::testing::HasSubstr("none fits"));
+  }
+}
+
 TEST(MemoryPlan, ThisMachineHasMemoryAndCores) {
   EXPECT_GT(FreeMemoryBytes(), 1 << 20);
   EXPECT_LT(FreeMemoryBytes(), int64_t(1) << 50);

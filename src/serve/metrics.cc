@@ -179,6 +179,11 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
   gauge("hicache_host_total_tokens", "Tokens that the host tier holds.", double(c.host.all * page_tokens));
   counter("evicted_tokens_total", "Tokens evicted from the device tier.",
           double(c.evicted_pages_device * page_tokens));
+  counter("slow_evictions_total", "Evictions whose planning took longer than a millisecond.",
+          double(c.slow_evictions));
+  counter("short_evictions_total", "Evictions that freed less than was asked.", double(c.short_evictions));
+  counter("lane_deficits_total", "Times one rank's lane stayed short although all lanes together had room.",
+          double(c.lane_deficits));
   counter("load_back_tokens_total", "Tokens loaded from the host tier.", double(c.load_pages * page_tokens));
   counter("hicache_backup_tokens_total", "Tokens written to the host tier.",
           double(c.backup_pages * page_tokens));

@@ -1,0 +1,55 @@
+#include "batch/row_exchange.h"
+
+#include <algorithm>
+
+#include "base/plant.h"
+#include "kv/device_pool.h"
+
+namespace sluice {
+
+void RowExchange::Plan(const ForwardBatch& batch, const RankSplit& split, int32_t ranks) {
+  rows_per_rank_ = split.compute_rows_per_rank();
+  stores_.resize(size_t(ranks));
+  for (auto& s : stores_) s.clear();
+  int32_t valid_before = 0;
+  for (int32_t r = 0; r < ranks; ++r) {
+    const RankPart& part = split.part(Rank(r));
+    const int32_t base = Planted(Plant::kValidSourceOffset) ? valid_before : r * rows_per_rank_;
+    for (size_t k = 0; k < part.seqs.size(); ++k) {
+      const BatchSeq& s = part.seqs[k];
+      int32_t rows = s.num_rows;
+      if (Planted(Plant::kDummyRowWritten)) rows = part.compute_of_seq[k];
+      for (int32_t i = 0; i < rows; ++i) {
+        const int32_t position = s.start + i, index = position / int32_t(kPageTokens);
+        if (index >= s.num_pages) break;
+        const int32_t valid = s.row_begin + i;
+        const int32_t place =
+            Planted(Plant::kPaddingAsSuffix) ? valid : part.compute_row[size_t(s.row_begin)].value + i;
+        const PageId page = batch.pages[size_t(s.page_begin + index)];
+        const int32_t owner = Planted(Plant::kWrongOwnerSpace) ? index % ranks : PageOwner(page, ranks);
+        stores_[size_t(owner)].push_back(
+            {cp::GatheredRow(base + place), PageLocal(page, ranks), position % int32_t(kPageTokens)});
+      }
+    }
+    valid_before += part.valid_rows();
+  }
+}
+
+void PagesSeen(const ForwardBatch& batch, const BatchSeq& s, int32_t ranks, std::vector<PageRead>* out) {
+  out->clear();
+  for (int32_t p = 0; p < s.num_pages; ++p) {
+    const PageId page = batch.pages[size_t(s.page_begin + p)];
+    if (Planted(Plant::kBatchInverse)) {
+      // Asks which request of the batch has the page: the last one that lists it.
+      const auto last = std::find(batch.pages.rbegin(), batch.pages.rend(), page);
+      const auto at = int32_t(batch.pages.rend() - last) - 1;
+      const auto owner = std::find_if(batch.seqs.begin(), batch.seqs.end(), [&](const BatchSeq& q) {
+        return at >= q.page_begin && at < q.page_begin + q.num_pages;
+      });
+      if (owner != batch.seqs.end() && owner->slot != s.slot) continue;
+    }
+    out->push_back({Rank(PageOwner(page, ranks)), PageLocal(page, ranks)});
+  }
+}
+
+}  // namespace sluice

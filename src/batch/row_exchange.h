@@ -1,0 +1,51 @@
+// Who stores which rows of a forward, and where each comes from: the table of a layer's hand-over between
+// ranks.
+//
+// Ranks compute rows of pages that others own. In the exchange every rank brings its padded compute rows
+// (equal sizes); gathered, they lie rank after rank. The owner of a page takes the rows of its pages out of
+// them: SOURCE places count compute rows, dummies included; DESTINATION places are positions of valid rows.
+// Dummy rows go nowhere.
+//
+// Built once per forward, used by every layer. Grows with the rows and the pages that the batch refers to.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "batch/forward_batch.h"
+#include "batch/rank_split.h"
+#include "cp/row_spaces.h"
+
+namespace sluice {
+
+struct StoredRow {
+  cp::GatheredRow source;
+  int32_t local = 0;   // page of the owner's lane
+  int32_t offset = 0;  // row in the page
+};
+
+// Where one page that a sequence's rows see lies.
+struct PageRead {
+  Rank owner;
+  int32_t local = 0;
+};
+
+class RowExchange {
+ public:
+  // `split` is the plan of `batch` over `ranks`.
+  void Plan(const ForwardBatch& batch, const RankSplit& split, int32_t ranks);
+
+  int32_t rows_per_rank() const { return rows_per_rank_; }
+  std::span<const StoredRow> stores(Rank owner) const { return stores_[size_t(owner.value)]; }
+
+ private:
+  int32_t rows_per_rank_ = 0;
+  std::vector<std::vector<StoredRow>> stores_;  // [ranks]
+};
+
+// The pages that rows of a sequence (or of a rank's segment of it) see, in the order of positions: looked up
+// through the sequence's own page list, whatever else the batch shares.
+void PagesSeen(const ForwardBatch& batch, const BatchSeq& seq, int32_t ranks, std::vector<PageRead>* out);
+
+}  // namespace sluice
