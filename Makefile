@@ -1,5 +1,5 @@
 # Short names for the usual commands; scripts/ and CMakePresets.json hold what they do.
-.PHONY: serve test bench format lint asan tsan clean
+.PHONY: serve test bench format lint asan tsan fuzz clean
 
 serve:
 	scripts/serve.sh $(ARGS)
@@ -11,6 +11,8 @@ bench:
 	scripts/build.sh release sluice
 	build/release/bin/sluice bench ops
 	build/release/bin/sluice bench radix
+	build/release/bin/sluice bench step
+	build/release/bin/sluice bench start
 	build/release/bin/sluice bench transfer
 	build/release/bin/sluice bench model
 
@@ -30,6 +32,12 @@ asan:
 tsan:
 	scripts/build.sh tsan unit_tests
 	ctest --preset tsan -L unit
+
+SECONDS_EACH ?= 30
+fuzz:
+	scripts/build.sh asan fuzz_targets
+	for f in build/asan/tests/fuzz/fuzz_*; do case $$f in *.last) continue;; esac; [ -f $$f ] && [ -x $$f ] || continue; \
+	  $$f --seconds $(SECONDS_EACH) || exit 1; done
 
 clean:
 	rm -rf build

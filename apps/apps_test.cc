@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "bundled_model.h"
 #include "commands.h"
+#include "serving_datasets.h"
 #include "version.h"
 
 namespace sluice {
@@ -83,6 +86,61 @@ TEST(Version, NamesCommitCompilerAndBackends) {
   EXPECT_THAT(VersionText(),
               ::testing::AllOf(::testing::StartsWith("sluice "), ::testing::HasSubstr("\ncommit   "),
                                ::testing::HasSubstr("\ncompiler "), ::testing::HasSubstr("\nbackends ")));
+}
+
+// One token a byte.
+StatusOr<std::vector<std::vector<int32_t>>> Bytes(const std::vector<std::string>& texts) {
+  std::vector<std::vector<int32_t>> out;
+  for (const std::string& t : texts) out.emplace_back(t.begin(), t.end());
+  return out;
+}
+
+std::string FileOf(const std::string& name, const std::string& content) {
+  const std::string path = ::testing::TempDir() + name;
+  std::ofstream(path, std::ios::binary) << content;
+  return path;
+}
+
+TEST(Conversations, TheFirstTwoTurnsMakeARequestAndWhatDoesNotFitIsPassedOver) {
+  const std::string path = FileOf("sharegpt.json", R"([
+    {"id": "1", "conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi you"}, {"value": "x"}]},
+    {"conversations": [{"value": "a"}, {"value": "too short a prompt"}]},
+    {"conversations": [{"value": "no answer"}]},
+    {"conversation": [{"content": "other names"}, {"content": "of the same"}]},
+    {"conversations": [{"value": "this one is too long for the context"}, {"value": "indeed"}]}, 5])");
+  const auto all = ConversationWorkload(path, {.num_prompts = 10, .context_len = 30}, Bytes);
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->size(), 2u);
+  std::map<size_t, int32_t> lengths;
+  for (const LoadRequest& r : *all) lengths[r.prompt.size()] = r.output_tokens;
+  EXPECT_EQ(lengths, (std::map<size_t, int32_t>{{5, 6}, {11, 11}}));
+  EXPECT_EQ(ConversationWorkload(path, {.num_prompts = 1}, Bytes)->size(), 1u);
+  EXPECT_EQ(ConversationWorkload(path, {.output_len = 7}, Bytes)->at(0).output_tokens, 7);
+  for (const char* bad : {"", "{}", "[]", "[1]", R"([{"conversations":[]}])"}) {
+    EXPECT_FALSE(ConversationWorkload(FileOf("bad.json", bad), {}, Bytes).ok()) << bad;
+  }
+  EXPECT_FALSE(ConversationWorkload(path, {.context_len = 3}, Bytes).ok());
+  EXPECT_FALSE(ConversationWorkload("/nonexistent.json", {}, Bytes).ok());
+}
+
+TEST(Traces, EqualBlocksMakeEqualTokensAndTimesAreStretched) {
+  const std::string path =
+      FileOf("trace.jsonl",
+             "{\"timestamp\": 1000, \"input_length\": 600, \"output_length\": 3, \"hash_ids\": [7, 8]}\n"
+             "{\"timestamp\": 3000, \"input_length\": 700, \"output_length\": 4, \"hash_ids\": [7, 9]}\n"
+             "{\"timestamp\": 4000, \"input_length\": 1, \"output_length\": 9000, \"hash_ids\": [1]}\n");
+  const auto r = TraceWorkload(path, {.slowdown = 0.5, .context_len = 1000, .vocab_size = 100});
+  ASSERT_TRUE(r.ok()) << r.status();
+  ASSERT_EQ(r->size(), 2u);
+  EXPECT_EQ((*r)[0].arrival_s, 0);
+  EXPECT_EQ((*r)[1].arrival_s, 1.0);
+  EXPECT_EQ((*r)[1].output_tokens, 4);
+  EXPECT_TRUE(std::equal((*r)[0].prompt.begin(), (*r)[0].prompt.begin() + 512, (*r)[1].prompt.begin()));
+  EXPECT_FALSE(std::equal((*r)[0].prompt.begin() + 512, (*r)[0].prompt.end(), (*r)[1].prompt.begin() + 512));
+  EXPECT_LT(*std::max_element((*r)[0].prompt.begin(), (*r)[0].prompt.end()), 100);
+  EXPECT_EQ(TraceWorkload(path, {.num_prompts = 1, .vocab_size = 100})->size(), 1u);
+  EXPECT_FALSE(TraceWorkload(FileOf("bad.jsonl", "{}\n"), {.vocab_size = 100}).ok());
+  EXPECT_FALSE(TraceWorkload("/nonexistent.jsonl", {.vocab_size = 100}).ok());
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "config/flags.h"
 #include "fmt/format.h"
+#include "serving_datasets.h"
 #include "serving_load.h"
 
 namespace sluice {
@@ -22,8 +23,15 @@ const CommandSyntax kSyntax = {
     .options =
         {
             {"--backend", "NAME", "native (/generate, default), openai (/v1/completions) or openai-chat"},
-            {"--dataset-name", "NAME", "random (default) or generated-shared-prefix"},
-            {"--num-prompts", "N", "requests of the random dataset (default 100)"},
+            {"--dataset-name", "NAME",
+             "random (default; token ids, also as random-ids), sharegpt, generated-shared-prefix, mooncake"},
+            {"--dataset-path", "FILE",
+             "of sharegpt (a JSON list of conversations) or mooncake (a JSONL trace)"},
+            {"--num-prompts", "N", "requests (default 100; mooncake: the whole trace)"},
+            {"--sharegpt-output-len", "N", "output tokens of every request (default: those of the file)"},
+            {"--sharegpt-context-len", "N", "pass over what is longer (default: the server's context)"},
+            {"--mooncake-slowdown-factor", "F",
+             "stretches the trace's arrival times (default 1; 0: all at once)"},
             {"--random-input-len", "N", "prompt tokens at most (default 256)"},
             {"--random-output-len", "N", "output tokens at most (default 64)"},
             {"--random-range-ratio", "F", "lengths are uniform in [F x length, length] (default 1)"},
@@ -96,7 +104,8 @@ double FrontEndCpu(HttpClient* client, const LoadTarget& target) {
 
 // What /server_info says that matters to a measurement: fills vocabulary, model name and stream form; refuses
 // a server whose answers are checked while they are made.
-Status ReadServerInfo(HttpClient* client, LoadTarget* target, int32_t* vocab_size) {
+Status ReadServerInfo(HttpClient* client, LoadTarget* target, int32_t* vocab_size,
+                      int64_t* context_len = nullptr) {
   auto info = GetJson(client, target->url, "/server_info", target->api_key);
   if (!info.ok()) info = GetJson(client, target->url, "/get_server_info", target->api_key);
   if (!info.ok()) return info.status();
@@ -110,6 +119,9 @@ Status ReadServerInfo(HttpClient* client, LoadTarget* target, int32_t* vocab_siz
   }
   if (target->model.empty()) target->model = info->value("served_model_name", std::string("default"));
   target->incremental = info->contains("kv_layout");
+  if (context_len != nullptr && info->contains("context_length") &&
+      (*info)["context_length"].is_number_integer())
+    *context_len = (*info)["context_length"].get<int64_t>();
   if (*vocab_size == 0 && info->contains("model_config"))
     *vocab_size = (*info)["model_config"].value("vocab_size", 0);
   return OkStatus();
@@ -147,6 +159,16 @@ Json Retokenised(HttpClient* client, const LoadTarget& target, const LoadRun& ru
     for (const Json& count : counts["count"]) total += count.get<int64_t>();
   }
   return total;
+}
+
+StatusOr<std::vector<std::vector<int32_t>>> Tokenise(HttpClient* client, const LoadTarget& target,
+                                                     const std::vector<std::string>& texts) {
+  ASSIGN_OR_RETURN(const HttpResponse response,
+                   PostJson(client, target.url, "/tokenize", target.api_key, {{"prompt", texts}}));
+  const Json json = Json::parse(response.body, nullptr, false);
+  if (response.status != 200 || !json.is_object() || !json.contains("tokens"))
+    return Unavailable("/tokenize answers {}: {}", response.status, response.body.substr(0, 300));
+  return json["tokens"].get<std::vector<std::vector<int32_t>>>();
 }
 
 StatusOr<std::vector<Answer>> ReadAnswers(const std::string& file) {
@@ -249,7 +271,17 @@ StatusOr<int> Run(const CommandLine& line) {
   WorkloadOptions work;
   work.dataset = line.Text("--dataset-name", "random");
   const bool shared = work.dataset == "generated-shared-prefix";
+  const bool conversations = work.dataset == "sharegpt", trace = work.dataset == "mooncake";
+  const std::string dataset_path = line.Text("--dataset-path");
+  if ((conversations || trace) && dataset_path.empty())
+    return Invalid("--dataset-name {}: give its file with --dataset-path", work.dataset);
+  if (!conversations && !trace && !dataset_path.empty())
+    return Invalid("--dataset-name {}: it has no file; leave out --dataset-path", work.dataset);
   ASSIGN_OR_RETURN(work.num_prompts, line.Int("--num-prompts", 100, 1, 10'000'000));
+  ASSIGN_OR_RETURN(const int64_t sharegpt_output, line.Int("--sharegpt-output-len", 0, 0, 1 << 24));
+  ASSIGN_OR_RETURN(const int64_t sharegpt_context, line.Int("--sharegpt-context-len", 0, 0, 1 << 24));
+  ASSIGN_OR_RETURN(const double slowdown, line.Real("--mooncake-slowdown-factor", 1));
+  if (!(slowdown >= 0)) return Invalid("--mooncake-slowdown-factor {} is not 0 or above", slowdown);
   ASSIGN_OR_RETURN(work.input_len, line.Int("--random-input-len", 256, 1, 1 << 24));
   ASSIGN_OR_RETURN(work.output_len,
                    line.Int(shared ? "--gsp-output-len" : "--random-output-len", 64, 1, 1 << 24));
@@ -274,10 +306,33 @@ StatusOr<int> Run(const CommandLine& line) {
   ASSIGN_OR_RETURN(const double wait_s, line.Real("--wait", 0));
 
   RETURN_IF_ERROR(WaitUntilReady(client.get(), target, wait_s));
-  RETURN_IF_ERROR(ReadServerInfo(client.get(), &target, &work.vocab_size));
+  int64_t context_len = 0;
+  RETURN_IF_ERROR(ReadServerInfo(client.get(), &target, &work.vocab_size, &context_len));
   if (work.vocab_size <= 0)
     return Invalid("the server does not say its vocabulary's size; give --vocab-size");
-  ASSIGN_OR_RETURN(const std::vector<LoadRequest> requests, MakeWorkload(work));
+  std::vector<LoadRequest> requests;
+  if (conversations) {
+    const auto tokenize = [&](const std::vector<std::string>& texts) {
+      return Tokenise(client.get(), target, texts);
+    };
+    ASSIGN_OR_RETURN(
+        requests, ConversationWorkload(dataset_path,
+                                       {.num_prompts = work.num_prompts,
+                                        .output_len = sharegpt_output,
+                                        .context_len = sharegpt_context > 0 ? sharegpt_context : context_len,
+                                        .seed = work.seed},
+                                       tokenize));
+    SetArrivals(&requests, work.request_rate, work.seed);
+  } else if (trace) {
+    ASSIGN_OR_RETURN(requests, TraceWorkload(dataset_path,
+                                             {.num_prompts = line.Has("--num-prompts") ? work.num_prompts : 0,
+                                              .slowdown = slowdown,
+                                              .context_len = context_len,
+                                              .vocab_size = work.vocab_size}));
+    if (work.request_rate > 0) SetArrivals(&requests, work.request_rate, work.seed);
+  } else {
+    ASSIGN_OR_RETURN(requests, MakeWorkload(work));
+  }
   if (warmup > 0) {
     std::vector<LoadRequest> first(requests.begin(),
                                    requests.begin() + std::min<long>(long(warmup), long(requests.size())));

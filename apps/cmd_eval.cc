@@ -17,6 +17,7 @@
 #include "eval/http_target.h"
 #include "eval/report.h"
 #include "eval/runner.h"
+#include "eval/verdict.h"
 #include "eval_golden.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -36,7 +37,8 @@ supports the passes cold and warm.
   --dataset F         .jsonl or .jsonl.gz: chat sessions (id, bucket, kinds, messages, sure, reference_ok), or
                       GSM8K-style lines (question, answer ending in "#### number")
   --golden DIR        compare logits, greedy tokens and top-k sets with stored ones instead
-  --limit N           sessions or problems to use (default: all)
+                      Repeated: the sessions of all files
+  --limit N           sessions or problems of each file to use, from its start (default: all)
   --json F            results as one JSON document; - is standard output
 
 chat sessions: every turn is asked with the dataset's own answers as history, greedily; right = equal text and a stop.
@@ -44,6 +46,9 @@ chat sessions: every turn is asked with the dataset's own answers as history, gr
                       untimed run filled. l2: device tier emptied first. l3: engine restarted, from storage
   --concurrency N     sessions at once (default 8)
   --max-tokens N      of an answer (default 256)
+  --sample N          N sessions of every length bucket, drawn with --sample-seed (default 0), instead of all
+  --expected F        judge every pass against the accuracies of F: each bucket within its sampling error, core kinds
+                      100%, sure answers >= 99.5%, agreement with the reference >= 95%; exit code 1 if one does not hold
   --outputs G         one JSON line a turn: pass, id, turn, text, output_ids, logits_hash
 
 question and answer:
@@ -55,9 +60,11 @@ question and answer:
 
 struct EvalFlags {
   std::string model;
-  std::optional<std::string> dataset, golden, json, outputs;
+  std::optional<std::string> dataset, golden, json, outputs, expected;
+  std::vector<std::string> more_datasets;  // after the first
   std::string passes = "cold";
   int64_t limit = -1, concurrency = 8, max_tokens = 256, num_shots = 5, parallel = 8, max_new_tokens = 512;
+  int64_t sample = -1, sample_seed = 0;
   bool chat_format = false, help = false;
   std::vector<std::string> engine;  // for ParseServerFlags
 };
@@ -87,27 +94,33 @@ StatusOr<EvalFlags> ParseFlags(const std::vector<std::string>& args) {
       f.chat_format = true;
       continue;
     }
-    std::optional<std::string>* text = flag == "--dataset"   ? &f.dataset
-                                       : flag == "--golden"  ? &f.golden
-                                       : flag == "--json"    ? &f.json
-                                       : flag == "--outputs" ? &f.outputs
-                                                             : nullptr;
+    std::optional<std::string>* text = flag == "--dataset"    ? &f.dataset
+                                       : flag == "--golden"   ? &f.golden
+                                       : flag == "--json"     ? &f.json
+                                       : flag == "--outputs"  ? &f.outputs
+                                       : flag == "--expected" ? &f.expected
+                                                              : nullptr;
     int64_t* number = flag == "--limit"            ? &f.limit
                       : flag == "--concurrency"    ? &f.concurrency
                       : flag == "--max-tokens"     ? &f.max_tokens
                       : flag == "--num-shots"      ? &f.num_shots
                       : flag == "--parallel"       ? &f.parallel
                       : flag == "--max-new-tokens" ? &f.max_new_tokens
+                      : flag == "--sample"         ? &f.sample
+                      : flag == "--sample-seed"    ? &f.sample_seed
                                                    : nullptr;
     if (text != nullptr || number != nullptr || flag == "--passes") {
       if (!joined) {
         if (i + 1 == args.size()) return Invalid("{}: a value is missing", flag);
         joined = args[++i];
       }
-      if (text != nullptr) {
+      if (text == &f.dataset && f.dataset) {
+        f.more_datasets.push_back(*joined);
+      } else if (text != nullptr) {
         *text = *joined;
       } else if (number != nullptr) {
-        const int64_t least = number == &f.limit || number == &f.num_shots ? 0 : 1;
+        const int64_t least =
+            number == &f.limit || number == &f.num_shots || number == &f.sample_seed ? 0 : 1;
         ASSIGN_OR_RETURN(*number, Number(flag, *joined, least));
       } else {
         f.passes = *joined;
@@ -123,6 +136,8 @@ StatusOr<EvalFlags> ParseFlags(const std::vector<std::string>& args) {
   if (f.model.empty()) return Invalid("name a model folder, a URL, or \"bundled\", before the flags");
   if (f.dataset.has_value() == f.golden.has_value())
     return Invalid("give --dataset F or --golden DIR, one of them");
+  if (f.golden && (f.expected || f.sample >= 0))
+    return Invalid("--expected and --sample are for --dataset; --golden has its own bounds");
   return f;
 }
 
@@ -196,11 +211,32 @@ Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
   return out;
 }
 
+// All files of the command line as one, sampled.
+StatusOr<eval::Dataset> ReadDatasets(const EvalFlags& flags) {
+  ASSIGN_OR_RETURN(eval::Dataset all, eval::ReadDataset(*flags.dataset, flags.limit));
+  for (const std::string& path : flags.more_datasets) {
+    ASSIGN_OR_RETURN(eval::Dataset next, eval::ReadDataset(path, flags.limit));
+    if (next.kind != all.kind || next.kind != eval::DatasetKind::kSessions)
+      return Invalid("--dataset {}: only files of chat sessions can be joined", path);
+    for (eval::Session& s : next.sessions) all.sessions.push_back(std::move(s));
+    all.has_sure |= next.has_sure;
+    all.has_reference |= next.has_reference;
+  }
+  if (all.kind != eval::DatasetKind::kSessions && (flags.expected || flags.sample >= 0))
+    return Invalid("--expected and --sample are for chat sessions; {} holds questions", *flags.dataset);
+  if (flags.sample >= 0) eval::SampleSessions(&all, flags.sample, uint64_t(flags.sample_seed));
+  return all;
+}
+
 StatusOr<int> RunSessions(const EvalFlags& flags, const eval::Dataset& dataset, eval::Target* target) {
   eval::RunOptions options;
   ASSIGN_OR_RETURN(options.passes, eval::ParsePasses(flags.passes));
   options.concurrency = int(flags.concurrency);
   options.max_tokens = int32_t(flags.max_tokens);
+  std::optional<eval::Expected> expected;
+  if (flags.expected) {
+    ASSIGN_OR_RETURN(expected, eval::ReadExpected(*flags.expected));
+  }
   StatusOr<std::vector<eval::PassResult>> results = std::vector<eval::PassResult>();
   {
     ProgressLine line;
@@ -215,20 +251,29 @@ StatusOr<int> RunSessions(const EvalFlags& flags, const eval::Dataset& dataset, 
     if (p.name == "cold") cold = &p;
   }
   Json passes = Json::array();
-  std::string lines;
+  std::string lines, verdict_tables;
+  bool all_hold = true;
   for (const eval::PassResult& p : *results) {
     passes.push_back(eval::PassJson(p, cold, dataset, target->has_hashes()));
+    if (expected) {
+      const std::vector<eval::Verdict> verdicts = eval::Judge(p, dataset, *expected);
+      for (const eval::Verdict& v : verdicts) all_hold &= v.holds;
+      passes.back()["verdicts"] = eval::VerdictJson(verdicts);
+      verdict_tables += eval::VerdictTable(p.name, verdicts);
+    }
     if (!flags.outputs) continue;
     for (const eval::TurnResult& t : p.turns) lines += eval::OutputLine(p, t, target->has_hashes());
   }
   if (flags.outputs) RETURN_IF_ERROR(WriteFile(*flags.outputs, lines));
   Json document = Json::object();
   document["dataset"] = *flags.dataset;
+  document["sessions"] = dataset.sessions.size();
+  if (flags.sample >= 0) document["sample_seed"] = flags.sample_seed;
   document["passes"] = passes;
   document["engine"] = target->Describe();
   if (flags.json) RETURN_IF_ERROR(WriteFile(*flags.json, document.dump(2) + "\n"));
-  if (flags.json != "-") std::fputs(eval::PassTable(passes).c_str(), stdout);
-  return int(kExitOk);
+  if (flags.json != "-") std::fputs((eval::PassTable(passes) + verdict_tables).c_str(), stdout);
+  return all_hold ? int(kExitOk) : 1;
 }
 
 StatusOr<int> RunQuestions(const EvalFlags& flags, const eval::Dataset& dataset, eval::Target* target) {
@@ -254,6 +299,7 @@ StatusOr<int> RunQuestions(const EvalFlags& flags, const eval::Dataset& dataset,
     document["invalid"] = report->invalid;
     document["latency_s"] = report->latency_s;
     document["output_tokens"] = report->output_tokens;
+    document["prompt_tokens"] = report->prompt_tokens;
     document["output_tokens_per_s"] = report->output_tokens_per_s;
     document["engine"] = target->Describe();
     RETURN_IF_ERROR(WriteFile(*flags.json, document.dump(2) + "\n"));
@@ -287,7 +333,7 @@ StatusOr<int> RunAgainstServer(const EvalFlags& flags) {
     }
   }
   ASSIGN_OR_RETURN(const ServerConfig config, ParseServerFlags(flags.engine));
-  ASSIGN_OR_RETURN(const eval::Dataset dataset, eval::ReadDataset(*flags.dataset, flags.limit));
+  ASSIGN_OR_RETURN(const eval::Dataset dataset, ReadDatasets(flags));
   ASSIGN_OR_RETURN(const std::unique_ptr<eval::Target> target,
                    eval::MakeHttpTarget(flags.model, config.api_key));
   return RunDataset(flags, dataset, target.get());
@@ -302,7 +348,7 @@ StatusOr<int> Run(const EvalFlags& flags) {
   }
   ASSIGN_OR_RETURN(ServerConfig config, ParseServerFlags(engine_flags));
   if (flags.golden) return RunGolden(config, *flags.golden, flags.json.value_or(""));
-  ASSIGN_OR_RETURN(const eval::Dataset dataset, eval::ReadDataset(*flags.dataset, flags.limit));
+  ASSIGN_OR_RETURN(const eval::Dataset dataset, ReadDatasets(flags));
 
   const bool storage = !config.hicache_storage_backend.empty() && config.hicache_storage_backend != "none";
   ASSIGN_OR_RETURN(const std::vector<eval::PassKind> passes, eval::ParsePasses(flags.passes));

@@ -112,6 +112,7 @@ Status ChooseParsers(const ServerConfig& config, const std::string& architecture
 Status Serve(const ServerConfig& config) {
   SteadyClock clock;
   SetUpLog(config.log_level);
+  ASSIGN_OR_RETURN(Origins origins, Origins::Parse(config.cors_origins));
   for (const std::string& line : config.notices) spdlog::info("{}", line);
   ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, LoadModel(config));
   for (const std::string& line : model->notices) spdlog::info("{}", line);
@@ -139,6 +140,8 @@ Status Serve(const ServerConfig& config) {
   options.version = std::string(Version());
   options.api_key = config.api_key;
   options.admin_api_key = config.admin_api_key;
+  options.origins = std::move(origins);
+  options.request_timeout_s = config.request_timeout_s;
   options.limits.vocab_size = int32_t(model->config.vocab_size);
   options.limits.context_length = model->context_length;
   options.defaults = DefaultsFor(config, model->folder);

@@ -48,6 +48,8 @@ SLUICE_COMMAND(RunBenchModel);
 SLUICE_COMMAND(RunBenchOps);
 SLUICE_COMMAND(RunBenchRadix);
 SLUICE_COMMAND(RunBenchTransfer);
+SLUICE_COMMAND(RunBenchStep);
+SLUICE_COMMAND(RunBenchStart);
 SLUICE_COMMAND(RunReplay);
 SLUICE_COMMAND(RunSimulate);
 SLUICE_COMMAND(RunInspect);
@@ -64,6 +66,8 @@ inline constexpr Command kCommandTable[] = {
     {"bench model", "prefill and decode speed by length and batch", RunBenchModel},
     {"bench ops", "each kernel at real shapes against its limit", RunBenchOps},
     {"bench radix", "prefix match and insert against memcmp", RunBenchRadix},
+    {"bench step", "the control plane's own time of a decode step", RunBenchStep},
+    {"bench start", "from the start of a server to its first token, and its memory", RunBenchStart},
     {"bench transfer", "copies between tiers and instances against a plain copy", RunBenchTransfer},
     {"replay", "run a request trace through the scheduler and the cache", RunReplay},
     {"simulate", "deterministic simulation with injected faults", RunSimulate},

@@ -117,7 +117,8 @@ double Percentile(std::vector<float>& v, double p) {
   return double(v[at]);
 }
 
-// GLM-5.2's cache geometry: only its byte counts show.
+}  // namespace
+
 KvLayout ReplayLayout() {
   ModelConfig m;
   m.num_layers = 78;
@@ -132,8 +133,6 @@ KvLayout ReplayLayout() {
   o.numerics_class = "replay";
   return KvLayout::Make(m, o).value();
 }
-
-}  // namespace
 
 StatusOr<std::vector<TraceRequest>> ParseTrace(std::istream& in) {
   std::vector<TraceRequest> trace;

@@ -33,6 +33,8 @@ void WriteTrace(const std::vector<TraceRequest>& trace, std::ostream& out);
 
 // The prompt of a request: a block's tokens are a function of its id alone.
 std::vector<int32_t> ExpandPrompt(const TraceRequest& request);
+// GLM-5.2's cache geometry: only its byte counts show.
+KvLayout ReplayLayout();
 
 struct ReplayOptions {
   int64_t device_tokens = 2'000'000, host_tokens = 8'000'000;  // of all lanes together

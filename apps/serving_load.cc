@@ -232,14 +232,20 @@ StatusOr<std::vector<LoadRequest>> MakeWorkload(const WorkloadOptions& o) {
     }
     for (size_t i = requests.size(); i > 1; --i) std::swap(requests[i - 1], requests[random.Below(i)]);
   } else {
-    return Unsupported("--dataset-name {}: use random or generated-shared-prefix", o.dataset);
+    return Unsupported("--dataset-name {}: use random, sharegpt, generated-shared-prefix or mooncake",
+                       o.dataset);
   }
-  double at = 0;
-  for (LoadRequest& request : requests) {
-    request.arrival_s = at;
-    if (o.request_rate > 0) at += -std::log(1.0 - random.Unit()) / o.request_rate;
-  }
+  SetArrivals(&requests, o.request_rate, o.seed);
   return requests;
+}
+
+void SetArrivals(std::vector<LoadRequest>* requests, double rate, uint64_t seed) {
+  SeededStream random(seed ^ 0xA0761D6478BD642Full);
+  double at = 0;
+  for (LoadRequest& request : *requests) {
+    request.arrival_s = at;
+    if (rate > 0) at += -std::log(1.0 - random.Unit()) / rate;
+  }
 }
 
 LoadRun RunLoad(HttpClient* client, const LoadTarget& target, const std::vector<LoadRequest>& requests,

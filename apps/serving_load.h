@@ -31,6 +31,8 @@ struct WorkloadOptions {
 
 // The same options give the same requests, on every machine.
 StatusOr<std::vector<LoadRequest>> MakeWorkload(const WorkloadOptions& options);
+// Poisson arrivals at `rate` requests a second; 0: all at once.
+void SetArrivals(std::vector<LoadRequest>* requests, double rate, uint64_t seed);
 
 enum class LoadBackend : uint8_t { kNative, kCompletions, kChat };
 

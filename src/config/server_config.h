@@ -38,6 +38,8 @@ struct ServerConfig {
   int64_t max_body_bytes = 16 << 20;
   int64_t max_connections = 8192;
   double shutdown_timeout_s = 30;
+  double request_timeout_s = 0;  // of a request that names none; 0: none
+  std::string cors_origins;      // "", "*" or a list of origins
   // memory and scheduling
   double mem_fraction_static = 0.8;
   int64_t max_running_requests = 64;

@@ -6,7 +6,11 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <set>
+
+#include "base/random.h"
 
 namespace sluice::eval {
 namespace {
@@ -156,6 +160,21 @@ StatusOr<Dataset> ReadDataset(const std::string& path, int64_t limit) {
   }
   if (out.sessions.empty() && out.problems.empty()) return Invalid("--dataset {}: it holds no line", path);
   return out;
+}
+
+void SampleSessions(Dataset* dataset, int64_t per_bucket, uint64_t seed) {
+  std::map<std::string, std::vector<size_t>> buckets;
+  for (size_t i = 0; i < dataset->sessions.size(); ++i) buckets[dataset->sessions[i].bucket].push_back(i);
+  std::set<size_t> kept;
+  SeededStream random(seed);
+  for (auto& [name, sessions] : buckets) {
+    for (size_t i = sessions.size(); i > 1; --i) std::swap(sessions[i - 1], sessions[random.Below(i)]);
+    sessions.resize(std::min(sessions.size(), size_t(std::max<int64_t>(0, per_bucket))));
+    kept.insert(sessions.begin(), sessions.end());
+  }
+  std::vector<Session> sample;
+  for (const size_t i : kept) sample.push_back(std::move(dataset->sessions[i]));
+  dataset->sessions = std::move(sample);
 }
 
 std::optional<std::string> LastNumber(std::string_view text) {

@@ -45,6 +45,9 @@ struct Dataset {
 
 // limit: sessions (or problems) to read; < 0: all. Errors name the line.
 StatusOr<Dataset> ReadDataset(const std::string& path, int64_t limit);
+// Keeps `per_bucket` sessions of every bucket, drawn with the seed; their order stays. A larger sample of the
+// same seed contains the smaller one.
+void SampleSessions(Dataset* dataset, int64_t per_bucket, uint64_t seed);
 // One line per element; for tests.
 StatusOr<Dataset> ParseDataset(std::string_view text, int64_t limit);
 

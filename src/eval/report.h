@@ -34,6 +34,7 @@ std::string PassTable(const Json& passes);
 struct ProblemReport {  // GSM8K style
   double accuracy = 0, invalid = 0, latency_s = 0, output_tokens_per_s = 0;
   int64_t problems = 0, output_tokens = 0;
+  std::vector<int32_t> prompt_tokens;  // of each problem, in file order
 };
 
 }  // namespace sluice::eval

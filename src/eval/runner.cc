@@ -175,6 +175,7 @@ StatusOr<ProblemReport> RunProblems(const Dataset& dataset, Target* target, cons
   }
   std::atomic<int64_t> right{0}, invalid{0}, tokens{0}, done{0};
   const size_t all = dataset.problems.size() - shots;
+  std::vector<int32_t> prompt_tokens(all);
   const auto start = std::chrono::steady_clock::now();
   RETURN_IF_ERROR(ForEach(shots, dataset.problems.size(), options.parallel, [&](size_t i) -> Status {
     const Problem& p = dataset.problems[i];
@@ -192,6 +193,7 @@ StatusOr<ProblemReport> RunProblems(const Dataset& dataset, Target* target, cons
     invalid += !number;
     right += number && SameNumber(*number, *FinalNumber(p.answer));
     tokens += answer.output_tokens;
+    prompt_tokens[i - shots] = answer.prompt_tokens;
     const int64_t now = done.fetch_add(1) + 1;
     if (options.progress) options.progress("problems", now, int64_t(all));
     return OkStatus();
@@ -199,6 +201,7 @@ StatusOr<ProblemReport> RunProblems(const Dataset& dataset, Target* target, cons
   ProblemReport report;
   report.latency_s = Seconds(start);
   report.problems = int64_t(all);
+  report.prompt_tokens = std::move(prompt_tokens);
   report.output_tokens = tokens;
   report.accuracy = double(right) / double(all);
   report.invalid = double(invalid) / double(all);

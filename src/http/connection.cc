@@ -130,13 +130,15 @@ void IoThread::RunInbox() {
 // ---- ExchangeCore ----
 
 ExchangeCore::ExchangeCore(std::shared_ptr<IoThread> io_thread, std::shared_ptr<ServerShared> shared,
-                           std::weak_ptr<Connection> connection, bool http10, bool head_only, bool keep_alive)
+                           std::weak_ptr<Connection> connection, bool http10, bool head_only, bool keep_alive,
+                           HttpHeaders extra_headers)
     : io(std::move(io_thread)),
       wake(io->context),
       shared_(std::move(shared)),
       connection_(std::move(connection)),
       http10_(http10),
       head_only_(head_only),
+      extra_headers_(std::move(extra_headers)),
       keep_alive_(keep_alive) {}
 
 void ExchangeCore::WakeLocked() {
@@ -156,6 +158,7 @@ void ExchangeCore::Respond(HttpResponse response) {
   if (started_ || gone_) return;
   started_ = ended_ = true;
   keep_alive_ = keep_alive_ && !response.close && !shared_->stopping;
+  response.headers.insert(response.headers.end(), extra_headers_.begin(), extra_headers_.end());
   pending_ = Serialise(response, keep_alive_, head_only_);
   WakeLocked();
 }
@@ -167,8 +170,9 @@ void ExchangeCore::StartStream(StreamHead head) {
   keep_alive_ = keep_alive_ && !http10_ && !shared_->stopping;
   pending_ = fmt::format("HTTP/1.1 {} {}\r\nServer: sluice\r\nDate: {}\r\nContent-Type: {}\r\n", head.status,
                          ReasonPhrase(head.status), HttpDate(), head.content_type);
-  for (const auto& [name, value] : head.headers) {
-    fmt::format_to(std::back_inserter(pending_), "{}: {}\r\n", name, value);
+  for (const HttpHeaders* headers : {&std::as_const(head.headers), &extra_headers_}) {
+    for (const auto& [name, value] : *headers)
+      fmt::format_to(std::back_inserter(pending_), "{}: {}\r\n", name, value);
   }
   if (!http10_) pending_ += "Transfer-Encoding: chunked\r\n";
   pending_ += keep_alive_ ? "\r\n" : "Connection: close\r\n\r\n";
@@ -436,7 +440,13 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
     }
   }
   HttpRequest request = ToRequest(parser.get());
+  HttpHeaders extra = shared_->handler->AnswerHeaders(request);
+  const auto with_extra = [&extra](HttpResponse response) {
+    response.headers.insert(response.headers.end(), extra.begin(), extra.end());
+    return response;
+  };
   if (auto refusal = shared_->handler->CheckHead(request)) {
+    *refusal = with_extra(std::move(*refusal));
     if (parser.is_done() && parser.keep_alive() && !refusal->close &&
         !shared_->stopping) {  // no body: nothing is lost
       const std::string bytes = Serialise(*refusal, true, request.method == "HEAD");
@@ -448,14 +458,14 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
   const std::string too_large =
       fmt::format("request body over {} bytes (--max-body-bytes)", options.max_body_bytes);
   if (auto length = parser.content_length(); length && *length > options.max_body_bytes) {
-    co_await Refuse(shared_->handler->ErrorResponse(HttpError::kBodyTooLarge, too_large));
+    co_await Refuse(with_extra(shared_->handler->ErrorResponse(HttpError::kBodyTooLarge, too_large)));
     co_return false;
   }
   parser.body_limit(options.max_body_bytes);
   auto charge = std::make_shared<BodyCharge>(shared_);
   const std::string too_many = "the requests being read take too much memory; try again later";
   if (!charge->RaiseTo(parser.content_length().value_or(0))) {
-    co_await Refuse(shared_->handler->ErrorResponse(HttpError::kTooManyBodies, too_many));
+    co_await Refuse(with_extra(shared_->handler->ErrorResponse(HttpError::kTooManyBodies, too_many)));
     co_return false;
   }
   if (request.Header("expect") == "100-continue" && !parser.is_done() && buffer_.size() == 0) {
@@ -465,7 +475,7 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
     stream_.expires_after(Seconds(options.body_stall_s));
     auto [ec, n] = co_await beast::http::async_read_some(stream_, buffer_, parser, kTuple);
     if (ec == beast::http::error::body_limit) {
-      co_await Refuse(shared_->handler->ErrorResponse(HttpError::kBodyTooLarge, too_large));
+      co_await Refuse(with_extra(shared_->handler->ErrorResponse(HttpError::kBodyTooLarge, too_large)));
       co_return false;
     }
     if (ec == beast::http::error::end_of_stream || ec == beast::http::error::partial_message ||
@@ -474,12 +484,12 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
     }
     if (ec) {
       if (ec.category() == beast::http::make_error_code(beast::http::error::bad_value).category()) {
-        co_await Refuse(shared_->handler->ErrorResponse(HttpError::kMalformed, ec.message()));
+        co_await Refuse(with_extra(shared_->handler->ErrorResponse(HttpError::kMalformed, ec.message())));
       }
       co_return false;
     }
     if (!charge->RaiseTo(parser.get().body().capacity())) {
-      co_await Refuse(shared_->handler->ErrorResponse(HttpError::kTooManyBodies, too_many));
+      co_await Refuse(with_extra(shared_->handler->ErrorResponse(HttpError::kTooManyBodies, too_many)));
       co_return false;
     }
   }
@@ -487,7 +497,7 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
   request.body_charge = std::move(charge);
   const bool http10 = parser.get().version() < 11;
   auto core = std::make_shared<ExchangeCore>(io_, shared_, weak_from_this(), http10, request.method == "HEAD",
-                                             parser.keep_alive() && !shared_->stopping);
+                                             parser.keep_alive() && !shared_->stopping, std::move(extra));
   current_ = core;
   shared_->handler->Handle(std::move(request), std::make_shared<ExchangeHandle>(core));
 

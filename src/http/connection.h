@@ -84,7 +84,8 @@ struct IoThread {
 class ExchangeCore : public std::enable_shared_from_this<ExchangeCore> {
  public:
   ExchangeCore(std::shared_ptr<IoThread> io, std::shared_ptr<ServerShared> shared,
-               std::weak_ptr<Connection> connection, bool http10, bool head_only, bool keep_alive);
+               std::weak_ptr<Connection> connection, bool http10, bool head_only, bool keep_alive,
+               HttpHeaders extra_headers);
 
   // Producer side; any thread.
   void Respond(HttpResponse response);
@@ -125,6 +126,7 @@ class ExchangeCore : public std::enable_shared_from_this<ExchangeCore> {
   const std::shared_ptr<ServerShared> shared_;
   const std::weak_ptr<Connection> connection_;
   const bool http10_, head_only_;
+  const HttpHeaders extra_headers_;
   mutable std::mutex mutex_;
   std::string pending_;
   size_t in_flight_ = 0;

@@ -70,6 +70,8 @@ class HttpHandler {
   // I/O thread, before the body is read (head.body is empty). An answer here ends the request and the
   // connection.
   virtual std::optional<HttpResponse> CheckHead(const HttpRequest& head) = 0;
+  // I/O thread, right after the head was read: headers that every answer to this request gets.
+  virtual HttpHeaders AnswerHeaders(const HttpRequest&) { return {}; }
   // I/O thread; must return soon. Long work goes to another thread with the exchange.
   virtual void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
   // The answer to what never became a request. `detail` is text of ours.

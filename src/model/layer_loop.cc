@@ -240,7 +240,9 @@ void Model::SelectRows(Pass& pass, const Layer& l) const {
   s.gap = pass.options.index_gap;
   backend_.IndexSelect(pass.queue, s);
   pass.has_selection = true;
-  if (pass.options.hooks != nullptr) pass.options.hooks->IndexSelected(l.id, b.selected, b.selected_count);
+  if (pass.options.hooks == nullptr) return;
+  pass.options.hooks->IndexSelected(l.id, b.selected, b.selected_count);
+  pass.options.hooks->ReviseSelection(l.id, b.selected, b.selected_count);
 }
 
 void Model::AttendRows(Pass& pass, const Layer& l) const {
@@ -338,6 +340,7 @@ void Model::RunMlp(Pass& pass, const Layer& l) const {
     g.expert_weight = b.expert_weight;
     backend_.Gate(pass.queue, g);
   }
+  if (pass.options.hooks != nullptr) pass.options.hooks->ReviseExperts(l.id, b.expert, b.expert_weight);
   ZoneScope zone(timer, Zone::kExperts);
   ops::MoeArgs m;
   m.rows = rows;

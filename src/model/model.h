@@ -35,6 +35,10 @@ class LayerHooks {
   virtual void LayerFinal(LogicalLayer) {}
   // After a layer has chosen its own set. selected: [rows, topk] ascending, -1 padded.
   virtual void IndexSelected(LogicalLayer, const int32_t* /*selected*/, const int32_t* /*count*/) {}
+  // The same, and a token's experts [rows, experts per token] with their weights, before they are used: a
+  // test replaces them to compare arithmetic apart from discrete choices. In the backend's memory.
+  virtual void ReviseSelection(LogicalLayer, int32_t* /*selected*/, int32_t* /*count*/) {}
+  virtual void ReviseExperts(LogicalLayer, int32_t* /*expert*/, float* /*weight*/) {}
 };
 
 struct ForwardOptions {

@@ -115,6 +115,8 @@ HttpResponse AppServer::ErrorResponse(HttpError error, std::string_view detail) 
 }
 
 std::optional<HttpResponse> AppServer::CheckHead(const HttpRequest& head) {
+  // Browsers ask before they send a key along.
+  if (auto preflight = options_.origins.Preflight(head)) return preflight;
   std::optional<HttpResponse> refusal = CheckRoute(head);
   // The messages API has an error form of its own, also where the status alone would do.
   if (refusal && head.path.starts_with("/v1/messages")) {
@@ -148,14 +150,17 @@ std::optional<HttpResponse> AppServer::CheckRoute(const HttpRequest& head) const
     response.headers.emplace_back("Allow", std::string(route->methods));
     return response;
   }
-  if (route->body == Route::kJson) {
+  // curl -d and many scripts send no JSON content type, which is fine; a page of another site could do so
+  // too.
+  if (!head.Header("origin").empty() && head.method == "POST" && options_.origins.Foreign(head)) {
     std::string_view type = head.Header("content-type");
     type = type.substr(0, type.find(';'));
     while (type.ends_with(' ')) type.remove_suffix(1);
     std::string lower(type);
     for (char& c : lower) c = c >= 'A' && c <= 'Z' ? char(c + 32) : c;
     if (lower != "application/json" && !(lower.starts_with("application/") && lower.ends_with("+json"))) {
-      return Refusal({.message = fmt::format("Content-Type: {} is not application/json; send that header",
+      return Refusal({.message = fmt::format("Content-Type: {} from a page of another site; send "
+                                             "application/json and allow the page with --cors-origins",
                                              type.empty() ? "none" : Quoted(type)),
                       .param = "content-type"});
     }

@@ -21,6 +21,7 @@
 #include "nlohmann/json.hpp"
 #include "serve/api_key.h"
 #include "serve/generation.h"
+#include "serve/origins.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -30,6 +31,7 @@ struct AppServerOptions {
   HttpServerOptions http;
   std::string model_name, model_path, version;
   std::string api_key, admin_api_key;  // admin: flush; "" = the api key
+  Origins origins;                     // web pages that may call
   ApiLimits limits;                    // vocab_size and context_length are filled from the model
   SamplingDefaults defaults;
   ToolCallStyle tool_calls = ToolCallStyle::kNone;  // how the model writes them
@@ -60,6 +62,9 @@ class AppServer final : public HttpHandler {
   void Stop(double grace_s);
 
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
+  HttpHeaders AnswerHeaders(const HttpRequest& request) override {
+    return options_.origins.AnswerHeaders(request);
+  }
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
   HttpResponse ErrorResponse(HttpError error, std::string_view detail) override;
 

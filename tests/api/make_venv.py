@@ -15,6 +15,6 @@ if stamp.is_file() and stamp.read_text() == want:
     sys.exit(0)
 shutil.rmtree(folder, ignore_errors=True)
 venv.create(folder, with_pip=True)
-subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r",
+subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r",
                 requirements], check=True)
 stamp.write_text(want)

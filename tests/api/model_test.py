@@ -170,6 +170,10 @@ def test_curl_and_generate(server):
     assert len(last["meta_info"]["output_token_logprobs"]) == 4
     assert len(last["meta_info"]["output_top_logprobs"][0]) == 2
     assert last["meta_info"]["output_top_logprobs"][0][0][:2] == last["meta_info"]["output_token_logprobs"][0][:2]
+    # As people type it: curl -d alone says application/x-www-form-urlencoded.
+    plain = subprocess.run([curl, "-sS", server.url + "/generate", "-d", '{"text": "Mara has", "sampling_params": '
+                            '{"max_new_tokens": 2, "temperature": 0}}'], capture_output=True, check=True).stdout
+    assert json.loads(plain)["meta_info"]["completion_tokens"] == 2
     status, _, body = run({"text": "x", "sampling_params": {"regex": "a+"}})
     assert status == 400 and json.loads(body)["error"]["param"] == "sampling_params.regex"
 

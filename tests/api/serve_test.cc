@@ -552,7 +552,83 @@ TEST_F(ServeTest, InformationRoutesAnswer) {
   const std::string metrics = Call("GET", "/metrics").body;
   EXPECT_THAT(metrics, HasSubstr("# TYPE sluice:num_running_reqs gauge"));
   EXPECT_THAT(metrics, HasSubstr("sglang:num_running_reqs{model_name=\"scripted\"} 0"));
-  EXPECT_EQ(Call("POST", "/generate", "{}", {{"Content-Type", "text/plain"}}).status, 400);
+}
+
+std::string HeaderOf(const HttpResponse& r, std::string_view name) {
+  for (const auto& [key, value] : r.headers) {
+    if (key == name) return value;
+  }
+  return "";
+}
+
+TEST_F(ServeTest, AnyContentTypeWillDoButForPagesOfOtherSites) {
+  AppServerOptions options;
+  options.origins = Origins::Parse("https://good.example").value();
+  Begin({.step_us = 500}, std::move(options));
+  const std::string body = R"({"prompt":"a","max_tokens":1})";
+  for (const char* type : {"application/x-www-form-urlencoded", "text/plain", "", "application/json"}) {
+    EXPECT_EQ(Call("POST", "/v1/completions", body, {{"Content-Type", type}}).status, 200) << type;
+    EXPECT_EQ(
+        Call("POST", "/v1/completions", body, {{"Content-Type", type}, {"Origin", "https://good.example"}})
+            .status,
+        200);
+  }
+  const HttpHeaders foreign = {{"Content-Type", "text/plain"}, {"Origin", "https://evil.example"}};
+  const HttpResponse refused = Call("POST", "/v1/completions", body, foreign);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(J::parse(refused.body)["error"]["param"], "content-type");
+  // The server's own pages.
+  const std::string self = "http://127.0.0.1:" + std::to_string(server_->port());
+  EXPECT_EQ(Call("POST", "/v1/completions", body, {{"Content-Type", "text/plain"}, {"Origin", self}}).status,
+            200);
+}
+
+TEST_F(ServeTest, PagesOfAllowedOriginsGetTheirHeadersOnEveryAnswer) {
+  AppServerOptions options;
+  options.api_key = "k";
+  options.origins = Origins::Parse("https://good.example").value();
+  Begin({.step_us = 500}, std::move(options));
+  const HttpHeaders ask = {{"Origin", "https://good.example"},
+                           {"Access-Control-Request-Method", "POST"},
+                           {"Access-Control-Request-Headers", "authorization,content-type,x-stainless-lang"}};
+  const HttpResponse preflight = Call("OPTIONS", "/v1/chat/completions", "", ask);
+  EXPECT_EQ(preflight.status, 204);
+  EXPECT_EQ(HeaderOf(preflight, "access-control-allow-origin"), "https://good.example");
+  EXPECT_EQ(HeaderOf(preflight, "access-control-allow-headers"),
+            "authorization,content-type,x-stainless-lang");
+  EXPECT_THAT(HeaderOf(preflight, "access-control-allow-methods"), HasSubstr("POST"));
+  const HttpHeaders from = {{"Origin", "https://good.example"}, {"Authorization", "Bearer k"}};
+  const std::string request = Request("/v1/completions", {{"say", "a"}}, {{"stream", true}}).dump();
+  for (const HttpResponse& r :
+       {Call("GET", "/v1/models", "", from), Call("POST", "/v1/completions", "{", from),
+        Call("POST", "/v1/completions", request, from),
+        Call("GET", "/v1/models", "", {{"Origin", "https://good.example"}}),  // 401
+        Call("GET", "/nowhere", "", from)}) {
+    EXPECT_EQ(HeaderOf(r, "access-control-allow-origin"), "https://good.example") << r.status;
+    EXPECT_EQ(HeaderOf(r, "vary"), "Origin");
+  }
+  // Others get none, and their preflight is an unauthorised request like any other.
+  HttpHeaders evil = ask;
+  evil[0].second = "https://evil.example";
+  EXPECT_EQ(Call("OPTIONS", "/v1/chat/completions", "", evil).status, 401);
+  EXPECT_EQ(HeaderOf(Call("GET", "/health", "", {{"Origin", "https://evil.example"}}),
+                     "access-control-allow-origin"),
+            "");
+}
+
+TEST_F(ServeTest, TheServersTimeoutIsThatOfRequestsWithoutTheirOwn) {
+  AppServerOptions options;
+  options.request_timeout_s = 0.05;
+  Begin({.step_us = 500}, std::move(options));
+  for (const char* path : {"/v1/chat/completions", "/v1/completions", "/generate"}) {
+    const HttpResponse r = Post(path, Request(path, {{"say", "ab"}, {"end", "hang"}}));
+    EXPECT_EQ(r.status, 504) << path;
+    EXPECT_EQ(J::parse(r.body)["error"]["code"], "timeout");
+  }
+  const HttpResponse own =
+      Post("/v1/completions",
+           Request("/v1/completions", {{"say", "ab"}, {"prefill_steps", 200}}, {{"timeout", 30}}));
+  EXPECT_EQ(own.status, 200) << own.body;
 }
 
 TEST_F(ServeTest, TemplateErrorsAreTheClientsAndNameTheMessage) {

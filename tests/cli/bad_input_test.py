@@ -42,13 +42,13 @@ class BadInput(unittest.TestCase):
     def first_shard(self):
         return sorted(f.name for f in BUNDLED.iterdir() if f.name.endswith(".safetensors"))[0]
 
-    def refused(self, code, texts, *flags, command="serve", model=True):
+    def refused(self, code, texts, *flags, command="serve", model=True, user=None):
         """The command ends with `code` and a complaint that holds all of `texts`."""
         args = [SLUICE, command]
         if model:
             args += ["--model-path", str(self.folder)]
         result = subprocess.run([*args, "--port", "0", *flags], capture_output=True, text=True, timeout=60, check=False,
-                                cwd=self.temp.name)
+                                cwd=self.temp.name, user=user)
         said = result.stdout + result.stderr
         self.assertEqual(result.returncode, code, said)
         for text in texts:
@@ -145,11 +145,28 @@ class BadInput(unittest.TestCase):
     def test_address_of_another_machine(self):
         self.refused(3, ["192.0.2.1"], "--host", "192.0.2.1")
 
-    @unittest.skipIf(os.geteuid() == 0, "root reads everything")
     def test_unreadable_folder(self):
+        os.chmod(self.temp.name, 0o755)
         os.chmod(self.folder, 0)
         self.addCleanup(os.chmod, self.folder, 0o700)
-        self.refused(3, [str(self.folder)])
+        nobody = 65534
+        self.refused(3, [str(self.folder)], user=nobody if os.geteuid() == 0 else None)  # root reads everything
+
+    def test_unreadable_weights(self):
+        os.chmod(self.temp.name, 0o755)
+        os.chmod(self.folder, 0o755)
+        name = self.first_shard()
+        self.replace(name, (BUNDLED / name).read_bytes())
+        os.chmod(self.folder / name, 0)
+        nobody = 65534
+        self.refused(3, [name], user=nobody if os.geteuid() == 0 else None)
+
+    def test_bad_origin(self):
+        self.refused(2, ["--cors-origins", "example.com"], "--cors-origins", "example.com")
+
+    def test_value_of_the_wrong_kind(self):
+        self.refused(2, ["--port", "70000"], "--port", "70000")
+        self.refused(2, ["--request-timeout", "soon"], "--request-timeout", "soon")
 
 
 if __name__ == "__main__":

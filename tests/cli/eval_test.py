@@ -66,6 +66,28 @@ class EvalTest(unittest.TestCase):
                 by_turn.setdefault((line["id"], line["turn"]), set()).add((line["text"], line["logits_hash"]))
             self.assertTrue(all(len(answers) == 1 for answers in by_turn.values()))
 
+    def test_passes_are_judged_against_expected_accuracies(self):
+        expected = os.path.join(DATA, "eval", "expected.json")
+        files = ("--dataset", SESSIONS, "--dataset", os.path.join(DATA, "eval", "ledger_qa_long.jsonl.gz"))
+        code, out, err = run("bundled", *files, "--sample", "1", "--sample-seed", "3", "--passes", "warm", "--expected", expected,
+                             "--json", self.path("v.json"))
+        self.assertIn("bucket 8192", out, err)
+        report = load(self.path("v.json"))
+        verdicts = {v["name"]: v for v in report["passes"][0]["verdicts"]}
+        self.assertEqual(set(verdicts), {f"bucket {n}" for n in (512, 1024, 2048, 4096, 8192)} | {"core kinds", "sure", "agreement"})
+        self.assertEqual(code, 0 if all(v["holds"] for v in verdicts.values()) else 1)
+        self.assertTrue(verdicts["core kinds"]["holds"] and verdicts["sure"]["holds"], out)
+        # Expectations that cannot hold: exit code 1, and the table says so.
+        with open(expected) as f:
+            wrong = json.load(f)
+        wrong["bf16"]["index"]["buckets"]["512"] = 0.01
+        with open(self.path("wrong.json"), "w") as f:
+            json.dump(wrong, f)
+        code, out, err = run("bundled", "--dataset", SESSIONS, "--sample", "1", "--passes", "warm", "--expected",
+                             self.path("wrong.json"))
+        self.assertEqual(code, 1, out + err)
+        self.assertIn("DOES NOT HOLD", out)
+
     def test_compressed_sessions_of_four_thousand_tokens(self):
         code, out, err = run("bundled", "--dataset", os.path.join(DATA, "eval", "ledger_qa_long.jsonl.gz"), "--limit", "1",
                              "--passes", "warm", "--json", "-")
@@ -76,7 +98,7 @@ class EvalTest(unittest.TestCase):
         self.assertIsNone(report["passes"][0]["identical_to_cold"])
 
     def test_question_and_answer_files_are_scored_by_their_number(self):
-        # Nine prompts shorter and eight longer than the 128 tokens that the model selects.
+        # Prompts both shorter and longer than the 128 tokens that the model selects.
         code, out, err = run("bundled", "--dataset", os.path.join(DATA, "eval", "gsm8k_style.jsonl"), "--chat-format",
                              "--num-shots", "1", "--parallel", "4", "--json", self.path("g.json"))
         self.assertEqual(code, 0, err)
@@ -86,6 +108,10 @@ class EvalTest(unittest.TestCase):
         self.assertEqual(report["problems"], 17)
         self.assertGreaterEqual(report["accuracy"], 0.85)
         self.assertEqual(report["invalid"], 0)
+        with open(os.path.join(ROOT, "models", "ledger-28m-fp8", "config.json")) as f:
+            topk = json.load(f)["index_topk"]
+        self.assertGreaterEqual(sum(n < topk for n in report["prompt_tokens"]), 5)
+        self.assertGreaterEqual(sum(n > topk for n in report["prompt_tokens"]), 5)
         # Plain prompts: the reference model was not made for them, the format still works.
         code, out, err = run("bundled", "--dataset", os.path.join(DATA, "eval", "gsm8k_style.jsonl"), "--num-shots", "2",
                              "--limit", "4", "--max-new-tokens", "16")
@@ -112,6 +138,10 @@ class EvalTest(unittest.TestCase):
             (2, "cold and warm", "http://127.0.0.1:9", "--dataset", SESSIONS, "--passes", "l3"),
             (2, "is not a pass", "bundled", "--dataset", SESSIONS, "--passes", "hot"),
             (2, "--dataset F or --golden", "bundled"),
+            (2, "--sample", "bundled", "--dataset", SESSIONS, "--sample", "0"),
+            (2, "only files of chat sessions", "bundled", "--dataset", SESSIONS, "--dataset",
+             os.path.join(DATA, "eval", "gsm8k_style.jsonl")),
+            (3, "--expected", "bundled", "--dataset", SESSIONS, "--expected", self.path("missing.json")),
             (2, "--limit", "bundled", "--dataset", SESSIONS, "--limit", "x"),
             (2, "--bogus", "bundled", "--dataset", SESSIONS, "--bogus"),
             (3, "cannot open", "bundled", "--dataset", self.path("missing.jsonl")),
