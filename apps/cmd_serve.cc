@@ -146,6 +146,8 @@ Status Serve(const ServerConfig& config) {
   options.limits.context_length = model->context_length;
   options.defaults = DefaultsFor(config, model->folder);
   RETURN_IF_ERROR(ChooseParsers(config, model->config.architecture_name, &options));
+  for (const int32_t id : model->config.eos_token_ids) options.stop_tokens.push_back(id);
+  options.page = !config.disable_page;
   options.sglang_metrics = config.enable_sglang_metrics;
   options.server_info = DescribeEngine(config, *stack);
   options.model_info = {{"tokenizer_path", text_folder},

@@ -14,6 +14,8 @@ void ReadSampling(FieldReader& f, const ApiLimits& limits, const SamplingDefault
 // stream, stream_options, model, rid, cache_salt, priority, timeout, ...
 void ReadEnvelope(FieldReader& f, const ApiLimits& limits, GenerationOptions* out);
 void ReadMaxTokens(FieldReader& f, std::initializer_list<std::string_view> names, GenerationOptions* out);
+// response_format, json_schema, regex, ebnf, guided_*, structured_outputs, whitespace.
+void ReadConstraint(FieldReader& f, GenerationOptions* out);
 // Fields that would change the answer and that this server cannot honour: refused by name unless they say
 // "nothing".
 void RefuseUnsupported(FieldReader& f, std::initializer_list<std::string_view> names);

@@ -30,30 +30,13 @@ std::optional<ApiError> ParseChat(std::string_view body, const ApiLimits& limits
   if (auto error = JsonBody::Parse(body, &json)) return error;
   std::optional<ApiError> error;
   FieldReader f(json.root(), "", &error);
-  RefuseUnsupported(f, {"functions",
-                        "function_call",
-                        "response_format",
-                        "regex",
-                        "json_schema",
-                        "ebnf",
-                        "structural_tag",
-                        "guided_json",
-                        "guided_regex",
-                        "guided_choice",
-                        "guided_grammar",
-                        "structured_outputs",
-                        "lora_path",
-                        "return_hidden_states",
-                        "custom_logit_processor",
-                        "logits_processors",
-                        "chat_template",
-                        "continue_final_message",
-                        "audio",
-                        "documents",
-                        "use_beam_search",
-                        "prompt_logprobs"});
+  RefuseUnsupported(
+      f, {"functions", "function_call", "structural_tag", "lora_path", "return_hidden_states",
+          "custom_logit_processor", "logits_processors", "chat_template", "continue_final_message", "audio",
+          "documents", "use_beam_search", "prompt_logprobs"});
   ReadEnvelope(f, limits, &out->options);
   ReadSampling(f, limits, defaults, limits.stops_max, &out->options);
+  ReadConstraint(f, &out->options);
   ReadMaxTokens(f, {"max_completion_tokens", "max_tokens"}, &out->options);
   bool logprobs = false;
   f.Bool("logprobs", &logprobs);
@@ -75,12 +58,12 @@ std::optional<ApiError> ParseCompletion(std::string_view body, const ApiLimits& 
   if (auto error = JsonBody::Parse(body, &json)) return error;
   std::optional<ApiError> error;
   FieldReader f(json.root(), "", &error);
-  RefuseUnsupported(f, {"suffix", "response_format", "regex", "json_schema", "ebnf", "structural_tag",
-                        "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-                        "structured_outputs", "lora_path", "return_hidden_states", "custom_logit_processor",
-                        "logits_processors", "use_beam_search", "prompt_embeds", "prompt_logprobs"});
+  RefuseUnsupported(
+      f, {"suffix", "structural_tag", "lora_path", "return_hidden_states", "custom_logit_processor",
+          "logits_processors", "use_beam_search", "prompt_embeds", "prompt_logprobs"});
   ReadEnvelope(f, limits, &out->options);
   ReadSampling(f, limits, defaults, limits.stops_max, &out->options);
+  ReadConstraint(f, &out->options);
   ReadMaxTokens(f, {"max_tokens", "max_completion_tokens"}, &out->options);
   if (!out->options.has_max_tokens) {
     out->options.has_max_tokens = true;
@@ -189,8 +172,9 @@ std::optional<ApiError> ParseNative(std::string_view body, const ApiLimits& limi
       }
       if (mine) {
         FieldReader p(object, at, &error);
-        RefuseUnsupported(p, {"regex", "json_schema", "ebnf", "structural_tag", "custom_params"});
+        RefuseUnsupported(p, {"structural_tag", "custom_params"});
         ReadSampling(p, limits, defaults, limits.native_stops_max, &options);
+        ReadConstraint(p, &options);
         options.has_max_tokens = false;
         ReadMaxTokens(p, {"max_new_tokens", "max_tokens"}, &options);
         if (!options.has_max_tokens) {

@@ -134,7 +134,7 @@ TEST(SamplingTest, RangesHoldAndNameTheField) {
       {R"("cache_salt":"")", "cache_salt"},
       {R"("cache_salt":5)", "cache_salt: 5 is not a string"},
       {R"("timeout":0)", "timeout"},
-      {R"("response_format":{"type":"json_object"})", "response_format: not supported"},
+      {R"("response_format":{"type":"grammar"})", "response_format.type: \"grammar\" is not supported"},
       {R"("tools":[{"type":"function"}])", "tools[0].function: missing"},
       {R"("min_tokens":5,"max_tokens":4)", "min_tokens"},
       {R"("max_tokens":5,"max_completion_tokens":4)", "contradicts"},
@@ -255,7 +255,7 @@ TEST(NativeTest, InputsParametersAndLists) {
   EXPECT_THAT(Native(R"("input_ids":[[1],[2]],"sampling_params":[{}])"), HasSubstr("1 objects for 2 inputs"));
   EXPECT_THAT(Native(R"("text":"a","sampling_params":{"temperature":9})"),
               HasSubstr("sampling_params.temperature"));
-  EXPECT_THAT(Native(R"("text":"a","sampling_params":{"regex":"a+"})"), HasSubstr("sampling_params.regex"));
+  EXPECT_THAT(Native(R"("text":"a","sampling_params":{"regex":5})"), HasSubstr("sampling_params.regex"));
   EXPECT_THAT(Native(R"("text":"a","return_logprob":true,"top_logprobs_num":1000000000)"),
               HasSubstr("top_logprobs_num"));
 }

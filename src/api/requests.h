@@ -47,6 +47,14 @@ struct PromptInput {
   std::vector<int32_t> ids;
 };
 
+// What an answer is bound to: at most one of the fields that say so.
+struct ConstraintSpec {
+  enum class Kind : uint8_t { kNone, kJsonObject, kJsonSchema, kRegex, kEbnf } kind = Kind::kNone;
+  std::string text;         // schema as JSON text, pattern or grammar
+  std::string field;        // where it stood
+  bool whitespace = false;  // JSON: any white space, not just a space behind ':' and ','
+};
+
 // What every generating request has.
 struct GenerationOptions {
   SamplingParams sampling;  // seed only when has_seed; max_tokens only when has_max_tokens
@@ -55,6 +63,7 @@ struct GenerationOptions {
   bool trim_stop = true;          // cut the stop string or stop token out of the answer
   bool skip_special_tokens = true;
   bool stream = false, include_usage = false, continuous_usage = false;
+  ConstraintSpec constraint;
   bool cached_details = false;  // return_cached_tokens_details
   std::string model, rid, cache_salt, extra_key, user;
   int32_t priority = 0;

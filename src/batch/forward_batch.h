@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "base/token_constraint.h"
 #include "kv/copy_plan.h"
 
 namespace sluice {
@@ -56,8 +58,10 @@ struct SlotInit {
   std::vector<int32_t> prompt_tokens;  // for repetition penalty; may be empty when no penalty is on
   std::vector<int32_t> output_tokens;  // already produced (after a retraction)
   std::vector<std::pair<int32_t, float>> logit_bias;
-  std::vector<int32_t> stop_token_ids;  // masked while suppress_stop
-  bool track_tokens = false;            // penalties are on
+  std::vector<int32_t> stop_token_ids;                // masked while suppress_stop
+  bool track_tokens = false;                          // penalties are on
+  std::shared_ptr<const TokenConstraint> constraint;  // continues behind output_tokens
+  int32_t tokens_left = 0;
 };
 
 // A fork copies the partial tail page of a prompt before its first write (n > 1).

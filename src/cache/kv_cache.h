@@ -111,6 +111,21 @@ struct CacheStats {
   int64_t deferred_pages = 0;  // given back, waiting for submitted steps; part of device.leased
 };
 
+// What the tree looks like, for people. Parents before children; of a large tree the most recently used part.
+struct CacheSketch {
+  struct Node {
+    uint64_t id = 0;
+    int32_t parent = -1;  // index in `nodes`; -1: begins at a prompt's first token
+    int64_t start = 0;    // pages before it
+    std::string pages;    // a letter a page: its lane ('0' to '7') on the device, else 'h' (host)
+    int32_t lock = 0;     // sequences whose path ends here
+    int32_t hits = 0;
+  };
+  std::vector<Node> nodes;
+  std::vector<TierCounts> lanes;  // device pages of each lane
+  int64_t left_out = 0;           // nodes of the tree that are not in the list
+};
+
 // A running sequence's hold on the cache. Movable, owned by the scheduler's sequence.
 struct SequenceKv {
   std::string name_space;     // framed namespace key (salt, adapter)
@@ -181,6 +196,10 @@ class KvCache {
   // again.
   virtual bool DropDevice() = 0;
   virtual CacheStats Stats() const = 0;
+  // Work is bounded by nodes_max and pages_max (of all nodes together).
+  virtual CacheSketch Sketch(size_t nodes_max, size_t pages_max) const {
+    return (void)nodes_max, (void)pages_max, CacheSketch();
+  }
   // Full invariant walk (compact keys, counts, partition); a message per violation.
   virtual std::vector<std::string> Audit() const = 0;
 };

@@ -49,6 +49,7 @@ class KvCacheImpl final : public KvCache {
   bool Flush() override;
   bool DropDevice() override;
   CacheStats Stats() const override;
+  CacheSketch Sketch(size_t nodes_max, size_t pages_max) const override;
   std::vector<std::string> Audit() const override;
 
   RadixTree& tree_for_test() { return tree_; }

@@ -92,6 +92,8 @@ constexpr FlagSpec kFlags[] = {
     {.names = "--sampling-defaults", .group = kHttp, .type = kText,
      .help = "Values of sampling fields that a request leaves out: generation_config.json's, or OpenAI's.",
      .target = &S::sampling_defaults, .choices = "model|openai"},
+    {.names = "--disable-page", .group = kHttp, .type = kSwitch,
+     .help = "Do not serve the page at / (chat and live view of the engine).", .target = &S::disable_page},
     {.names = "--skip-server-warmup", .group = kHttp, .type = kSwitch, .help = "Listen without a warm-up request.",
      .status = kNoEffect, .note = "no warm-up request is sent; kernels are prepared while the model loads"},
     {.names = "--log-requests", .group = kHttp, .type = kSwitch, .help = "Log each request.", .status = kNoEffect,

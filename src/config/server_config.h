@@ -34,6 +34,7 @@ struct ServerConfig {
   std::string log_level = "info";
   bool enable_sglang_metrics = false;
   std::string sampling_defaults = "model";  // model, openai
+  bool disable_page = false;
   std::string tool_call_parser = "auto", reasoning_parser = "auto";
   int64_t max_body_bytes = 16 << 20;
   int64_t max_connections = 8192;

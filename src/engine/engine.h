@@ -26,6 +26,19 @@ struct EngineSnapshot {
   CacheStats cache;
 };
 
+// What people look at: bounded, made between two steps.
+struct LiveSequence {
+  std::string rid;
+  int32_t choice = 0;
+  int64_t prompt = 0, computed = 0, output = 0, cached = 0;  // tokens
+  bool waiting = false;
+};
+struct EngineLive {
+  EngineSnapshot snapshot;
+  CacheSketch cache;
+  std::vector<LiveSequence> sequences;
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -46,6 +59,9 @@ class Engine {
   virtual bool Flush() = 0;
   virtual bool DropDeviceCache() = 0;
   virtual EngineSnapshot Snapshot() const = 0;
+  virtual EngineLive Live(size_t /*nodes_max*/, size_t /*sequences_max*/) const {
+    return {Snapshot(), {}, {}};
+  }
   // Refuses new work; running and queued requests go on until `deadline` (engine clock), then are aborted;
   // returns when idle.
   virtual void Drain(Nanos deadline) = 0;

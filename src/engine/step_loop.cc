@@ -69,6 +69,23 @@ EngineSnapshot StepLoop::Snapshot() const {
   return s;
 }
 
+EngineLive StepLoop::Live(size_t nodes_max, size_t sequences_max) const {
+  EngineLive live;
+  live.snapshot = Snapshot();
+  live.cache = cache_->Sketch(nodes_max, 64 * nodes_max);
+  scheduler_.ForEachSequence([&](const Sequence& s) {
+    if (live.sequences.size() == sequences_max) return;
+    live.sequences.push_back({.rid = s.group->request.rid,
+                              .choice = s.choice,
+                              .prompt = s.group->prompt_len(),
+                              .computed = s.computed,
+                              .output = s.produced(),
+                              .cached = s.group->cached.total(),
+                              .waiting = s.state == SeqState::kWaiting});
+  });
+  return live;
+}
+
 std::vector<std::string> StepLoop::Audit() const {
   std::vector<std::string> wrong = scheduler_.Audit();
   for (std::string& w : cache_->Audit()) wrong.push_back("cache: " + std::move(w));

@@ -51,6 +51,7 @@ class StepLoop {
   bool DropDeviceCache();
 
   EngineSnapshot Snapshot() const;
+  EngineLive Live(size_t nodes_max, size_t sequences_max) const;
   // Violations of the scheduler's and the cache's invariants; when idle also of what an idle engine must look
   // like.
   std::vector<std::string> Audit() const;

@@ -111,6 +111,12 @@ class ThreadedEngine final : public Engine {
     return snapshot;
   }
 
+  EngineLive Live(size_t nodes_max, size_t sequences_max) const override {
+    EngineLive live;
+    const_cast<ThreadedEngine*>(this)->Call([&] { live = loop_.Live(nodes_max, sequences_max); });
+    return live;
+  }
+
   void Drain(Nanos deadline) override {
     std::unique_lock lock(mutex_);
     draining_ = true;

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "base/token_constraint.h"
 
 namespace sluice {
 
@@ -30,6 +31,7 @@ struct SamplingParams {
   int32_t top_logprobs = -1;          // -1: no logprobs; 0: sampled token only
   int32_t prompt_logprobs_from = -1;  // -1: none; else logprobs of prompt tokens from this position on
   bool hash_logits = false;
+  std::shared_ptr<const TokenConstraint> constraint;  // null: any token may come
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };

@@ -43,6 +43,9 @@ void Sampler::InitSlot(const SlotInit& init) {
   slot.track_tokens = init.track_tokens;
   slot.logit_bias = init.logit_bias;
   slot.stop_token_ids = init.stop_token_ids;
+  slot.tokens_left = init.tokens_left;
+  slot.constraint =
+      init.constraint == nullptr ? nullptr : init.constraint->Start(init.output_tokens, init.tokens_left);
   if (init.track_tokens) {
     slot.history.Reset(init.prompt_tokens, init.output_tokens);
   } else {
@@ -50,11 +53,28 @@ void Sampler::InitSlot(const SlotInit& init) {
   }
 }
 
-const float* Sampler::Adjust(const SampleRow& row, const Slot& slot, const float* logits) {
+void Sampler::ApplyConstraint(const SampleRow& row, Slot* slot, const float* logits) {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  const std::span<const uint64_t> mask = slot->constraint->Mask(slot->tokens_left);
+  bool any = false;
+  for (int32_t i = 0; i < vocab_; ++i) {
+    const bool allowed = size_t(i) / 64 < mask.size() && (mask[size_t(i) / 64] >> (i % 64) & 1) != 0;
+    if (!allowed) work_[size_t(i)] = kNever;
+    any |= work_[size_t(i)] > kNever;
+  }
+  if (any || !row.suppress_stop) return;
+  for (const int32_t token : slot->stop_token_ids) {  // nothing but the end may come
+    if (token < 0 || token >= vocab_ || size_t(token) / 64 >= mask.size()) continue;
+    if ((mask[size_t(token) / 64] >> (token % 64) & 1) != 0) work_[size_t(token)] = logits[token];
+  }
+}
+
+const float* Sampler::Adjust(const SampleRow& row, Slot* owner, const float* logits) {
+  const Slot& slot = *owner;
   const bool penalties = slot.track_tokens && (row.repetition_penalty != 1.0f ||
                                                row.frequency_penalty != 0.0f || row.presence_penalty != 0.0f);
   const bool masks = row.suppress_stop && !slot.stop_token_ids.empty();
-  if (!penalties && slot.logit_bias.empty() && !masks) return nullptr;
+  if (!penalties && slot.logit_bias.empty() && !masks && slot.constraint == nullptr) return nullptr;
   std::copy(logits, logits + vocab_, work_.begin());
   if (penalties) {
     for (const auto& seen : slot.history.seen()) {
@@ -72,6 +92,7 @@ const float* Sampler::Adjust(const SampleRow& row, const Slot& slot, const float
       if (token >= 0 && token < vocab_) work_[size_t(token)] = -std::numeric_limits<float>::infinity();
     }
   }
+  if (slot.constraint != nullptr) ApplyConstraint(row, owner, logits);
   return work_.data();
 }
 
@@ -92,10 +113,10 @@ void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* ou
   if (row.sample) {
     const float* x = logits;
     float max = raw.max;
-    if (const float* adjusted = Adjust(row, slot, logits)) {
+    if (const float* adjusted = Adjust(row, &slot, logits)) {
       const RowScan scan = ScanRow(adjusted, vocab_);
       if (scan.unusable) {
-        out->status = UnusableLogits(row.position, "after penalties, bias and min_tokens");
+        out->status = UnusableLogits(row.position, "after penalties, bias, min_tokens and constraint");
         return;
       }
       x = adjusted;
@@ -104,6 +125,7 @@ void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* ou
     out->token = row.temperature == 0 || row.top_k == 1 ? FirstIndexOf(x, vocab_, max) : Draw(row, x, max);
     slot.last_token = out->token;
     if (slot.track_tokens) slot.history.AddOutput(out->token);
+    if (slot.constraint != nullptr) slot.constraint->Accept(out->token, --slot.tokens_left);
   }
   if (row.top_logprobs >= 0 || (!row.sample && row.logprob_of >= 0)) FillLogprobs(row, logits, raw.max, out);
 }

@@ -6,7 +6,8 @@
 //
 // Order of what is applied, on a copy when anything is:
 //   repetition penalty (prompt and output tokens: x > 0 ? x / r : x * r) > frequency and presence penalty
-//   (output tokens) > logit_bias > stop ids masked while min_tokens is not reached > temperature > top_k >
+//   (output tokens) > logit_bias > stop ids masked while min_tokens is not reached > the
+//   constraint's mask (which may call for an end before min_tokens) > temperature > top_k >
 //   top_p > min_p > one draw. temperature 0: the highest value, lowest id of a tie. top_k <= 0 or >=
 //   vocabulary: off. top_k keeps the k highest (ties: lowest ids). top_p keeps the shortest run of highest
 //   tokens whose share of what top_k left reaches top_p, at least one. min_p keeps tokens with at least min_p
@@ -46,6 +47,8 @@ class Sampler {
     TokenHistory history;
     std::vector<std::pair<int32_t, float>> logit_bias;
     std::vector<int32_t> stop_token_ids;
+    std::unique_ptr<ConstraintState> constraint;
+    int32_t tokens_left = 0;  // that may still come; for the constraint
   };
   struct Candidate {
     float weight;
@@ -53,7 +56,8 @@ class Sampler {
   };
 
   // Null when the row needs no change, else the changed copy in work_.
-  const float* Adjust(const SampleRow& row, const Slot& slot, const float* logits);
+  const float* Adjust(const SampleRow& row, Slot* slot, const float* logits);
+  void ApplyConstraint(const SampleRow& row, Slot* slot, const float* logits);
   int32_t Draw(const SampleRow& row, const float* x, float max);
   int32_t DrawAmongAll(double uniform) const;
   int32_t DrawFiltered(const SampleRow& row, double uniform);

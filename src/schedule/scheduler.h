@@ -92,6 +92,12 @@ class Scheduler {
   int64_t steps_in_flight() const { return int64_t(steps_.size()); }
   Nanos next_deadline() const { return next_deadline_; }
   const SchedulerCounters& counters() const { return counters_; }
+  // Running ones first, then waiting ones, each in their order.
+  template <typename F>
+  void ForEachSequence(F f) const {
+    for (const Sequence* s : running_) f(*s);
+    for (const Sequence* s : waiting_) f(*s);
+  }
   std::vector<std::string> Audit() const;
 
  private:

@@ -106,7 +106,9 @@ void Scheduler::InitSlot(Sequence* s, ForwardBatch* batch) {
   init.logit_bias = p.logit_bias;
   if (p.min_tokens > 0) init.stop_token_ids = s->group->stop_ids;
   init.track_tokens = p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1;
-  if (!init.track_tokens) return;
+  init.constraint = p.constraint;
+  init.tokens_left = s->group->max_new - s->produced();
+  if (!init.track_tokens && init.constraint == nullptr) return;
   if (p.repetition_penalty != 1) init.prompt_tokens = s->group->request.prompt;
   init.output_tokens.assign(s->tokens.begin() + s->group->prompt_len(), s->tokens.end());
 }

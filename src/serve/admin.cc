@@ -172,6 +172,38 @@ void AppServer::Loads(HttpRequest& http, const std::shared_ptr<HttpExchange>& ex
                                  .dump()});
 }
 
+void AppServer::Page(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  if (live_ == nullptr) {
+    return exchange->Respond(Refusal({.http_status = 404,
+                                      .message = "there is no page here (--disable-page)",
+                                      .type = "not_found_error",
+                                      .code = "not_found"}));
+  }
+  exchange->Respond(
+      {.content_type = "text/html; charset=utf-8",
+       .headers = {{"Cache-Control", "no-cache"},
+                   {"Content-Security-Policy",
+                    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+                    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+                    "frame-ancestors 'none'"},
+                   {"X-Content-Type-Options", "nosniff"},
+                   {"Referrer-Policy", "no-referrer"}},
+       .body = std::string(PageHtml())});
+}
+
+void AppServer::Live(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  if (live_ != nullptr && live_->Add(exchange)) return;
+  exchange->Respond(Refusal(live_ == nullptr
+                                ? ApiError{.http_status = 404,
+                                           .message = "there is no live data here (--disable-page)",
+                                           .type = "not_found_error",
+                                           .code = "not_found"}
+                                : ApiError{.http_status = 503,
+                                           .message = "too many viewers; close another page",
+                                           .type = "overloaded_error",
+                                           .code = "overloaded"}));
+}
+
 void AppServer::Metrics(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
   exchange->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8",
                      .body = metrics_.Render(engine_->Snapshot(), {.connections = http_->connections(),

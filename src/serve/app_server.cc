@@ -25,6 +25,8 @@ std::span<const AppServer::Route> AppServer::Routes() {
       {"/v1/loads", "GET", R::kNone, R::kKey, &AppServer::Loads, WorkLane::kControl},
       {"/get_load", "GET", R::kNone, R::kKey, &AppServer::Loads, WorkLane::kControl},
       {"/metrics", "GET", R::kNone, R::kKey, &AppServer::Metrics, WorkLane::kControl},
+      {"/", "GET", R::kNone, R::kOpen, &AppServer::Page},
+      {"/live", "GET", R::kNone, R::kKey, &AppServer::Live},
       {"/health", "GET", R::kNone, R::kOpen, &AppServer::Health},
       {"/health_generate", "GET", R::kNone, R::kKey, &AppServer::HealthGenerate},
       {"/flush_cache", "GET POST", R::kNone, R::kAdmin, &AppServer::FlushCache, WorkLane::kControl},
@@ -47,6 +49,8 @@ AppServer::AppServer(AppServerOptions options, Engine* engine, std::shared_ptr<c
       engine_(engine),
       tokenizer_(std::move(tokenizer)),
       chat_template_(std::move(chat_template)),
+      constraints_(
+          std::make_unique<ConstraintCompiler>(tokenizer_, options_.stop_tokens, options_.mask_threads)),
       clock_(clock),
       key_(options_.api_key),
       admin_key_(options_.admin_api_key.empty() ? options_.api_key : options_.admin_api_key),
@@ -60,6 +64,9 @@ AppServer::AppServer(AppServerOptions options, Engine* engine, std::shared_ptr<c
               .pool = pool_.get(),
               .clock = clock_,
               .ping_interval_s = options_.ping_interval_s};
+  if (options_.page) {
+    live_ = std::make_unique<LiveFeed>(LiveFeedOptions(), engine_, &metrics_, options_.model_name);
+  }
 }
 
 StatusOr<std::unique_ptr<AppServer>> AppServer::Start(AppServerOptions options, Engine* engine,
@@ -76,6 +83,7 @@ AppServer::~AppServer() { Stop(0); }
 
 void AppServer::Stop(double grace_s) {
   draining_ = true;
+  if (live_) live_->Stop();  // its streams would keep the connections open
   if (http_) http_->Stop(grace_s);
   pool_->Stop();
 }

@@ -17,10 +17,12 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/engine.h"
+#include "grammar/constraint.h"
 #include "http/server.h"
 #include "nlohmann/json.hpp"
 #include "serve/api_key.h"
 #include "serve/generation.h"
+#include "serve/live_feed.h"
 #include "serve/origins.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -36,7 +38,10 @@ struct AppServerOptions {
   SamplingDefaults defaults;
   ToolCallStyle tool_calls = ToolCallStyle::kNone;  // how the model writes them
   ReasoningStyle reasoning = ReasoningStyle::kNone;
+  std::vector<int32_t> stop_tokens;  // the model's ends of an answer: a bound answer ends with one of them
+  int mask_threads = 1;
   bool sglang_metrics = false;
+  bool page = true;  // the page at "/" and its /live stream
   double ping_interval_s = 10;
   double request_timeout_s = 0;       // of a request that names none; 0: none
   size_t long_text_bytes = 32 << 10;  // bodies from here on are parsed on the long lane
@@ -88,6 +93,11 @@ class AppServer final : public HttpHandler {
   void Messages(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void CountTokens(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   // What chat and messages share: prompt, parser and constraint of a parsed request.
+  std::optional<ApiError> Bind(const ConstraintRequest& request, std::string_view field,
+                               std::shared_ptr<const TokenConstraint>* out) const;
+  // The constraint that a request's own fields ask for; none: *out stays null.
+  std::optional<ApiError> BindAnswer(const ConstraintSpec& spec, ConstraintRequest::Reasoning reasoning,
+                                     std::shared_ptr<const TokenConstraint>* out) const;
   std::optional<ApiError> PrepareChat(ChatRequest* request, GenerationSpec* spec) const;
   void Completions(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void Generate(HttpRequest&, const std::shared_ptr<HttpExchange>&);
@@ -114,6 +124,8 @@ class AppServer final : public HttpHandler {
   void ModelInfo(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void ServerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void Loads(HttpRequest&, const std::shared_ptr<HttpExchange>&);
+  void Page(HttpRequest&, const std::shared_ptr<HttpExchange>&);
+  void Live(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void Metrics(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void FlushCache(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void AbortRequests(HttpRequest&, const std::shared_ptr<HttpExchange>&);
@@ -126,6 +138,7 @@ class AppServer final : public HttpHandler {
   Engine* const engine_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const std::shared_ptr<const ChatTemplate> chat_template_;
+  const std::unique_ptr<ConstraintCompiler> constraints_;
   const Clock* const clock_;
   const ApiKey key_, admin_key_;
   const int64_t started_unix_s_;
@@ -133,6 +146,7 @@ class AppServer final : public HttpHandler {
   RunningRequests running_;
   GenerationContext context_;
   std::atomic<bool> draining_{false};
+  std::unique_ptr<LiveFeed> live_;  // null: no page
   std::unique_ptr<WorkPool> pool_;
   std::unique_ptr<HttpServer> http_;
 };

@@ -137,6 +137,7 @@ void Generation::Launch() {
     request.sampling = prompt.options.sampling;
     request.sampling.max_tokens = std::max(1, request.sampling.max_tokens);
     request.sampling.prompt_logprobs_from = spec_.prompt_logprobs_from;
+    request.sampling.constraint = prompt.constraint;
     request.cache_salt = prompt.options.cache_salt;
     request.adapter = prompt.options.extra_key;
     request.priority = prompt.options.priority;

@@ -38,6 +38,7 @@ struct GenerationPrompt {
   GenerationOptions options;  // max_tokens settled
   std::string rid;            // unique among the running ones
   std::string echo_text;      // with echo
+  std::shared_ptr<const TokenConstraint> constraint;
 };
 
 struct GenerationSpec {

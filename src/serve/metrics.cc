@@ -90,7 +90,11 @@ void ServeMetrics::Finished(const RequestRecord& r) {
   s.cached_host->Increment(r.cached.host);
   s.cached_storage->Increment(r.cached.storage);
   if (r.result != RequestResult::kOk) return;  // histogram counts = answers that were whole
-  if (r.first_token_s >= 0) s.first_token->Observe(r.first_token_s);
+  if (r.first_token_s >= 0) {
+    s.first_token->Observe(r.first_token_s);
+    std::lock_guard lock(rate_mutex_);
+    first_tokens_[first_token_count_++ % first_tokens_.size()] = r.first_token_s;
+  }
   if (r.per_token_s >= 0) s.per_token->Observe(r.per_token_s);
   s.total->Observe(std::max(0.0, r.total_s));
 }
@@ -99,6 +103,15 @@ void ServeMetrics::InterToken(double seconds, int64_t tokens) {
   if (tokens <= 0) return;
   const double each = std::max(0.0, seconds) / double(tokens);
   for (int64_t i = 0; i < tokens; ++i) series_->inter_token->Observe(each);
+}
+
+double ServeMetrics::RecentFirstToken() const {
+  std::lock_guard lock(rate_mutex_);
+  const size_t n = std::min(first_token_count_, first_tokens_.size());
+  if (n == 0) return -1;
+  double sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += first_tokens_[i];
+  return sum / double(n);
 }
 
 double ServeMetrics::GenerationRate(const EngineSnapshot& snapshot) {

@@ -2,6 +2,7 @@
 // scraped.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,8 @@ class ServeMetrics {
   // The text of /metrics.
   std::string Render(const EngineSnapshot& snapshot, const FrontEnd& front_end);
   // Output tokens per second over the last second or more of calls.
+  // Mean time to the first token of the last few whole answers; -1: there were none.
+  double RecentFirstToken() const;
   double GenerationRate(const EngineSnapshot& snapshot);
 
  private:
@@ -47,7 +50,9 @@ class ServeMetrics {
   std::unique_ptr<Series> series_;
   const std::string model_name_;
   const bool aliases_;
-  std::mutex rate_mutex_;
+  mutable std::mutex rate_mutex_;
+  std::array<double, 8> first_tokens_{};  // a ring
+  size_t first_token_count_ = 0;
   int64_t rate_tokens_ = 0;
   double rate_time_s_ = -1, rate_ = 0;
 };

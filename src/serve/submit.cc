@@ -132,13 +132,52 @@ void AppServer::LaunchOrReject(std::optional<ApiError> error, AnswerForm form, G
   std::make_shared<Generation>(&context_, std::move(spec), exchange, arrival)->Launch();
 }
 
+std::optional<ApiError> AppServer::Bind(const ConstraintRequest& request, std::string_view field,
+                                        std::shared_ptr<const TokenConstraint>* out) const {
+  auto compiled = constraints_->Compile(request);
+  if (!compiled.ok()) {
+    return ApiError{.message = fmt::format("{}: {}", field, Message(compiled.status())),
+                    .param = std::string(field),
+                    .code = "unsupported_constraint"};
+  }
+  *out = *std::move(compiled);
+  return std::nullopt;
+}
+
+std::optional<ApiError> AppServer::BindAnswer(const ConstraintSpec& spec,
+                                              ConstraintRequest::Reasoning reasoning,
+                                              std::shared_ptr<const TokenConstraint>* out) const {
+  ConstraintRequest request{.text = spec.text, .whitespace = spec.whitespace, .reasoning = reasoning};
+  switch (spec.kind) {
+    case ConstraintSpec::Kind::kNone:
+      return std::nullopt;
+    case ConstraintSpec::Kind::kJsonObject:
+      request.kind = ConstraintRequest::Kind::kJsonObject;
+      break;
+    case ConstraintSpec::Kind::kJsonSchema:
+      request.kind = ConstraintRequest::Kind::kJsonSchema;
+      break;
+    case ConstraintSpec::Kind::kRegex:
+      request.kind = ConstraintRequest::Kind::kRegex;
+      break;
+    case ConstraintSpec::Kind::kEbnf:
+      request.kind = ConstraintRequest::Kind::kEbnf;
+      break;
+  }
+  return Bind(request, spec.field, out);
+}
+
 std::optional<ApiError> AppServer::PrepareChat(ChatRequest* request, GenerationSpec* spec) const {
   GenerationPrompt prompt;
   const bool tools = !request->tools.empty() && request->tool_choice != ToolChoice::kNone;
-  if (request->tool_choice == ToolChoice::kRequired || request->tool_choice == ToolChoice::kNamed) {
-    return ApiError{.message = "tool_choice: this server cannot force a call; send auto or none",
-                    .param = "tool_choice",
-                    .code = "unsupported"};
+  const bool forced =
+      request->tool_choice == ToolChoice::kRequired || request->tool_choice == ToolChoice::kNamed;
+  const ConstraintSpec& bound = request->options.constraint;
+  if (forced && bound.kind != ConstraintSpec::Kind::kNone) {
+    return ApiError{
+        .message = fmt::format("tool_choice: a forced call and {} exclude each other; send one of them",
+                               bound.field),
+        .param = "tool_choice"};
   }
   if (tools && options_.tool_calls == ToolCallStyle::kNone) {
     return ApiError{.message =
@@ -156,6 +195,33 @@ std::optional<ApiError> AppServer::PrepareChat(ChatRequest* request, GenerationS
   if (auto error = Settle(&request->options, prompt.ids.size(), 0)) return error;
   format.parser.reasoning = request->separate_reasoning ? options_.reasoning : ReasoningStyle::kNone;
   format.parser.starts_in_reasoning &= request->prefill.empty();
+  ConstraintRequest::Reasoning reasoning = ConstraintRequest::Reasoning::kNone;
+  const auto off = [&](const char* name) {
+    const auto it = request->template_kwargs.find(name);
+    return it != request->template_kwargs.end() && *it == false;
+  };
+  if (options_.reasoning != ReasoningStyle::kNone && request->prefill.empty() &&
+      (format.parser.starts_in_reasoning || !(off("enable_thinking") || off("thinking")))) {
+    reasoning = format.parser.starts_in_reasoning ? ConstraintRequest::Reasoning::kOpen
+                                                  : ConstraintRequest::Reasoning::kMayOpen;
+  }
+  if (forced) {
+    ConstraintRequest call{.kind = ConstraintRequest::Kind::kToolCalls,
+                           .tools = request->tools,
+                           .style = options_.tool_calls,
+                           .one_call = !request->parallel_tool_calls,
+                           .reasoning = reasoning};
+    if (request->tool_choice == ToolChoice::kNamed) {
+      call.one_call = true;
+      call.tools = nlohmann::ordered_json::array();
+      for (const auto& tool : request->tools) {
+        if (tool["function"]["name"] == request->tool_name) call.tools.push_back(tool);
+      }
+    }
+    if (auto error = Bind(call, "tools", &prompt.constraint)) return error;
+  } else if (auto error = BindAnswer(bound, reasoning, &prompt.constraint)) {
+    return error;
+  }
   if (tools) {
     format.parser.tools = options_.tool_calls;
     format.parser.declared_tools = std::move(request->tools);
@@ -219,6 +285,9 @@ void AppServer::Completions(HttpRequest& http, const std::shared_ptr<HttpExchang
     GenerationPrompt prompt{.options = request.options};
     error = EncodePrompt(request.prompts[p], field, &prompt.ids);
     if (!error) error = Settle(&prompt.options, prompt.ids.size(), p);
+    if (!error) {
+      error = BindAnswer(prompt.options.constraint, ConstraintRequest::Reasoning::kNone, &prompt.constraint);
+    }
     if (error) break;
     if (request.echo) {
       prompt.echo_text = request.prompts[p].is_ids
@@ -252,6 +321,9 @@ void AppServer::Generate(HttpRequest& http, const std::shared_ptr<HttpExchange>&
     error = EncodePrompt(request.inputs[p],
                          request.batch ? fmt::format("{}[{}]", name, p) : std::string(name), &prompt.ids);
     if (!error) error = Settle(&prompt.options, prompt.ids.size(), p);
+    if (!error) {
+      error = BindAnswer(prompt.options.constraint, ConstraintRequest::Reasoning::kNone, &prompt.constraint);
+    }
     if (error) break;
     if (request.batch && p > 0)
       prompt.rid = prompt.options.rid;  // names of their own, if the client gave a list

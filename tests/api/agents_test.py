@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 
 import anthropic
 import openai
@@ -246,3 +247,116 @@ def test_random_cuts(client):
     for _ in range(10):
         content, _, calls, _ = joined(ask(client, text, {"per_step": random.randrange(1, 40)}, tools=TOOLS, stream=True))
         assert content == whole.content and [c[1] for c in calls] == [c.function.name for c in whole.tool_calls]
+
+
+# ---- bound answers, with the bundled model ----
+
+@pytest.fixture(scope="module")
+def real():
+    with Server([SLUICE, "serve", "--port", "0", "--max-total-tokens", "32768", "--tool-call-parser", "glm47"]) as s:
+        yield s
+
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                                            "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+                                            "more": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}},
+          "required": ["name", "age", "tags", "more"], "additionalProperties": False}
+
+
+def check_schema(value, deep=0):
+    assert set(value) == {"name", "age", "tags", "more"} and len(value["name"]) <= 30 and 0 <= value["age"] <= 150
+    assert len(value["tags"]) <= 3 and set(value["tags"]) <= {"a", "b"} and deep < 300
+    if value["more"] is not None:
+        check_schema(value["more"], deep + 1)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_structured_output(real, temperature):
+    client = openai.OpenAI(base_url=real.url + "/v1", api_key="none", max_retries=0)
+
+    def ask_for(max_tokens=200, **more):
+        return client.chat.completions.create(model="x", messages=[{"role": "user", "content": "Mara has 17 red apples."}],
+                                              temperature=temperature, max_tokens=max_tokens, seed=3, **more)
+
+    fmt = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    for max_tokens in (60, 200):
+        answer = ask_for(max_tokens, response_format=fmt, n=3)
+        for choice in answer.choices:
+            assert choice.finish_reason == "stop"
+            check_schema(json.loads(choice.message.content))
+    assert isinstance(json.loads(ask_for(response_format={"type": "json_object"}).choices[0].message.content), dict)
+    content, _, _, finish = joined(ask_for(response_format=fmt, stream=True))
+    check_schema(json.loads(content))
+    assert finish == ["stop"]
+    assert ask_for(extra_body={"regex": "(yes|no), \\d{3}"}).choices[0].message.content[:2] in ("ye", "no")
+    assert ask_for(extra_body={"guided_choice": ["red (1)", "green"]}).choices[0].message.content in ("red (1)", "green")
+    assert set(ask_for(extra_body={"ebnf": 'root ::= ("ab" | "c"){3}'}).choices[0].message.content) <= set("abc")
+
+
+def test_forced_calls(real):
+    client = openai.OpenAI(base_url=real.url + "/v1", api_key="none", max_retries=0)
+    tools = [{"type": "function", "function": {"name": name, "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"]}}} for name in ("weather", "news")]
+
+    def ask_for(choice, **more):
+        return client.chat.completions.create(model="x", messages=[{"role": "user", "content": "weather in Oslo?"}], tools=tools,
+                                              tool_choice=choice, max_tokens=120, temperature=1.2, seed=5, **more)
+
+    for choice, names in [("required", {"weather", "news"}), ({"type": "function", "function": {"name": "news"}}, {"news"})]:
+        answer = ask_for(choice, parallel_tool_calls=False).choices[0]
+        assert answer.finish_reason == "tool_calls" and len(answer.message.tool_calls) == 1 and not answer.message.content
+        call = answer.message.tool_calls[0].function
+        arguments = json.loads(call.arguments)
+        assert call.name in names and arguments["city"] in ("Rome", "Oslo") and 1 <= arguments["days"] <= 9
+    _, _, calls, finish = joined(ask_for("required", stream=True))
+    assert calls and finish == ["tool_calls"]
+    claude = anthropic.Anthropic(base_url=real.url, api_key="none", max_retries=0)
+    answer = claude.messages.create(model="m", max_tokens=120, messages=[{"role": "user", "content": "hi"}], tool_choice={"type": "any"},
+                                    tools=[{"name": "news", "input_schema": tools[1]["function"]["parameters"]}])
+    assert answer.stop_reason == "tool_use" and answer.content[0].input["city"] in ("Rome", "Oslo")
+
+
+def test_bound_native_and_completions(real):
+    status, answer = real.post("/generate", {"text": "x", "sampling_params": {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 150}})
+    assert status == 200
+    check_schema(json.loads(answer["text"]))
+    status, answer = real.post("/v1/completions", {"prompt": ["a", "b"], "regex": "[ab]{4}", "max_tokens": 20, "min_tokens": 10})
+    assert status == 200 and all(len(c["text"]) == 4 and c["finish_reason"] == "stop" for c in answer["choices"])
+
+
+def test_what_cannot_be_held_is_named(real):
+    for more, param, says in [
+            ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "patternProperties": {}}}}},
+             "response_format.json_schema.schema", "patternProperties"),
+            ({"regex": "a(?=b)"}, "regex", "look-around"), ({"ebnf": 'x ::= "1"'}, "ebnf", "root"), ({"regex": "("}, "regex", "character"),
+            ({"response_format": {"type": "grammar"}}, "response_format.type", "grammar"), ({"response_format": {"type": "json_schema"}},
+             "response_format.json_schema.schema", "missing"), ({"regex": "a", "ebnf": "b"}, "ebnf", "already"),
+            ({"guided_json": 5}, "guided_json", "schema"), ({"structured_outputs": {"x": 1}}, "structured_outputs.x", "not supported")]:
+        status, answer = real.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **more})
+        assert status == 400 and answer["error"]["param"] == param and says in answer["error"]["message"], (more, answer)
+
+
+# ---- the terminal ----
+
+def test_chat_in_the_terminal(server, real):
+    def chat(url, text, *flags):
+        return subprocess.run([SLUICE, "chat", url, *flags], input=text, capture_output=True, text=True, timeout=60)
+
+    said = json.dumps({"say": "<think>hm</think>hello"})
+    result = chat(server.url, said + "\n/stats\n/history\n/undo\n/history\n/nonsense\n/quit\nnever read\n")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[:3] == ["hm", "", "hello"] and "first token" in lines[3] and "prompt" in lines[3]
+    assert "user: " + said in lines and "assistant: hello" in lines and "0 messages are left" in lines
+    assert "\033" not in result.stdout and "never" not in result.stdout and "/undo" in result.stdout
+    first = "Mara has red apples: 17.\n"
+    both = chat(real.url, first + "How many?\n/history\n", "--temperature", "0", "--max-tokens", "12")
+    assert both.returncode == 0 and both.stdout.count("user: ") == 2 and both.stdout.count("assistant: ") == 2
+    gone = chat("http://127.0.0.1:1", "x\n")
+    assert gone.returncode == 3 and "sluice serve" in gone.stderr
+    assert chat(server.url, "", "--temperature", "9").returncode == 2
+    with Server([SCRIPTED, "--api-key", "sesame"]) as locked:
+        refused = chat(locked.url, "x\n")
+        assert refused.returncode == 3 and "--api-key" in refused.stderr
+        assert chat(locked.url, json.dumps({"say": "in"}) + "\n", "--api-key", "sesame").stdout.startswith("in")

@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
     options.tool_calls = ParseToolCallStyle(flags["--tool-call-parser"]).value();
     options.reasoning = ReasoningStyle::kThinkTags;
   }
+  options.stop_tokens = {kScriptEnd};
   options.ping_interval_s = number("--ping-interval", 10);
   auto server = AppServer::Start(std::move(options), &engine, MakeByteTokenizer(),
                                  std::make_shared<JoiningTemplate>(), &clock);
