@@ -1,5 +1,5 @@
 # Short names for the usual commands; scripts/ and CMakePresets.json hold what they do.
-.PHONY: serve test bench format lint asan tsan fuzz clean
+.PHONY: serve test bench simulate cache-passes format lint asan tsan fuzz clean
 
 serve:
 	scripts/serve.sh $(ARGS)
@@ -15,6 +15,14 @@ bench:
 	build/release/bin/sluice bench start
 	build/release/bin/sluice bench transfer
 	build/release/bin/sluice bench model
+
+# Minutes to hours, at low priority: 100,000 seeds of each scenario; every host layout and write policy, 1,000 turns each.
+simulate:
+	scripts/build.sh release simulate_search
+
+cache-passes:
+	scripts/build.sh release sluice
+	tests/cache/passes.py build/release/bin/sluice models/ledger-28m-fp8 tests/data/eval/ledger_qa.jsonl $(ARGS)
 
 format:
 	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format -i

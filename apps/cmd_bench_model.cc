@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/random.h"
+#include "bench_ttft.h"
 #include "commands.h"
 #include "config/flags.h"
 #include "engine_setup.h"
@@ -29,6 +30,8 @@ const CommandSyntax kSyntax = {
     .options = {{"--prefill", "LENGTHS", "prompt lengths, comma separated (512,2048)"},
                 {"--decode-batch", "SIZES", "decode batch sizes, comma separated (1,8,32)"},
                 {"--decode-context", "LENGTHS", "tokens before the decoded one, comma separated (512)"},
+                {"--ttft", "LENGTHS",
+                 "only the time to the first token, cold and cached, of prompts of these lengths"},
                 {"--rounds", "N", "rounds of each row (5)"},
                 {"--json", "FILE", "write one JSON document; - is stdout"}},
     .engine_flags = true,
@@ -156,6 +159,37 @@ StatusOr<double> Sample(Fn step) {
   return Median(times);
 }
 
+Status WriteJson(const std::string& path, const Json& doc) {
+  std::ofstream out(path);
+  return out << doc.dump(2) << "\n" ? OkStatus() : Unavailable("--json {}: cannot be written", path);
+}
+
+StatusOr<int> RunTtft(CommandLine& line, const std::shared_ptr<LoadedModel>& loaded, int64_t rounds) {
+  ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, IntList(line, "--ttft", "4096"));
+  Json doc = {{"model", loaded->name}, {"threads", loaded->threads}, {"rows", Json::array()}};
+  std::string table = fmt::format("{:<16} {:>8} {:>8} {:>10} {:>8} {:>10}\n", "first token", "prompt",
+                                  "cached", "ms", "ratio", "evictions");
+  for (const int64_t n : lengths) {
+    ASSIGN_OR_RETURN(const std::vector<TtftRow> rows, MeasureTtft(line.server, loaded, n, rounds));
+    for (const TtftRow& r : rows) {
+      doc["rows"].push_back({{"phase", "ttft " + r.from},
+                             {"batch", 1},
+                             {"context", r.prompt_tokens},
+                             {"cached_tokens", r.cached_tokens},
+                             {"ms", r.ms},
+                             {"ratio_to_cold", r.ratio},
+                             {"deficit_evictions", r.deficit_evictions}});
+      table += fmt::format("{:<16} {:>8} {:>8} {:>10.2f} {:>8.3f} {:>10}\n", r.from, r.prompt_tokens,
+                           r.cached_tokens, r.ms, r.ratio, r.deficit_evictions);
+    }
+  }
+  const std::string path = line.Text("--json");
+  if (path != "-") std::cout << table;
+  if (path == "-") std::cout << doc.dump(2) << "\n";
+  if (!path.empty() && path != "-") RETURN_IF_ERROR(WriteJson(path, doc));
+  return int(kExitOk);
+}
+
 StatusOr<int> Run(CommandLine& line) {
   ServerConfig& server = line.server;
   if (!line.positional.empty()) server.model_path = line.positional[0];
@@ -169,6 +203,7 @@ StatusOr<int> Run(CommandLine& line) {
   ASSIGN_OR_RETURN(const int64_t rounds, line.Int("--rounds", 5, 1, 1000));
   ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> loaded, LoadModel(server));
   ASSIGN_OR_RETURN(const KvLayoutOptions kv, KvOptionsFor(server, *loaded));
+  if (line.Has("--ttft")) return RunTtft(line, loaded, rounds);
   const DType act = loaded->backend->info().act;
 
   const int64_t chunk_limit = server.chunked_prefill_size > 0 ? server.chunked_prefill_size : INT64_MAX;

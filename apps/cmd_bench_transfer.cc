@@ -110,6 +110,7 @@ class PlainMemory {
   explicit PlainMemory(int64_t bytes) : bytes_(size_t(bytes)) {
     void* p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     base_ = p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
+    if (base_ != nullptr) (void)::madvise(p, bytes_, MADV_HUGEPAGE);  // as the pools do
   }
   ~PlainMemory() {
     if (base_ != nullptr) ::munmap(base_, bytes_);

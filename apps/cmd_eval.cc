@@ -49,6 +49,8 @@ chat sessions: every turn is asked with the dataset's own answers as history, gr
   --sample N          N sessions of every length bucket, drawn with --sample-seed (default 0), instead of all
   --expected F        judge every pass against the accuracies of F: each bucket within its sampling error, core kinds
                       100%, sure answers >= 99.5%, agreement with the reference >= 95%; exit code 1 if one does not hold
+  --filled            with --passes l3: another process has filled the storage folder with this dataset
+  --compare-with G    outputs of another run: its cold pass stands for this run's
   --outputs G         one JSON line a turn: pass, id, turn, text, output_ids, logits_hash
 
 question and answer:
@@ -60,12 +62,12 @@ question and answer:
 
 struct EvalFlags {
   std::string model;
-  std::optional<std::string> dataset, golden, json, outputs, expected;
+  std::optional<std::string> dataset, golden, json, outputs, expected, compare;
   std::vector<std::string> more_datasets;  // after the first
   std::string passes = "cold";
   int64_t limit = -1, concurrency = 8, max_tokens = 256, num_shots = 5, parallel = 8, max_new_tokens = 512;
   int64_t sample = -1, sample_seed = 0;
-  bool chat_format = false, help = false;
+  bool chat_format = false, filled = false, help = false;
   std::vector<std::string> engine;  // for ParseServerFlags
 };
 
@@ -90,8 +92,8 @@ StatusOr<EvalFlags> ParseFlags(const std::vector<std::string>& args) {
       joined = flag.substr(eq + 1);
       flag = flag.substr(0, eq);
     }
-    if (flag == "--chat-format") {
-      f.chat_format = true;
+    if (flag == "--chat-format" || flag == "--filled") {
+      (flag == "--filled" ? f.filled : f.chat_format) = true;
       continue;
     }
     std::optional<std::string>* text = flag == "--dataset"    ? &f.dataset
@@ -99,6 +101,7 @@ StatusOr<EvalFlags> ParseFlags(const std::vector<std::string>& args) {
                                        : flag == "--json"     ? &f.json
                                        : flag == "--outputs"  ? &f.outputs
                                        : flag == "--expected" ? &f.expected
+                                       : flag == "--compare-with" ? &f.compare
                                                               : nullptr;
     int64_t* number = flag == "--limit"            ? &f.limit
                       : flag == "--concurrency"    ? &f.concurrency
@@ -237,6 +240,16 @@ StatusOr<int> RunSessions(const EvalFlags& flags, const eval::Dataset& dataset, 
   if (flags.expected) {
     ASSIGN_OR_RETURN(expected, eval::ReadExpected(*flags.expected));
   }
+  options.filled = flags.filled;
+  for (const eval::PassKind kind : options.passes) {
+    if (flags.filled && (kind == eval::PassKind::kWarm || kind == eval::PassKind::kL2))
+      return Invalid("--filled: {}: goes with l3 (and cold) only; the upper tiers of a new process are empty",
+                     flags.passes);
+  }
+  std::optional<eval::PassResult> compared;
+  if (flags.compare) {
+    ASSIGN_OR_RETURN(compared, eval::ReadColdOutputs(*flags.compare, dataset));
+  }
   StatusOr<std::vector<eval::PassResult>> results = std::vector<eval::PassResult>();
   {
     ProgressLine line;
@@ -246,9 +259,9 @@ StatusOr<int> RunSessions(const EvalFlags& flags, const eval::Dataset& dataset, 
     results = eval::RunPasses(dataset, target, options);
   }
   RETURN_IF_ERROR(results.status());
-  const eval::PassResult* cold = nullptr;
+  const eval::PassResult* cold = compared ? &*compared : nullptr;
   for (const eval::PassResult& p : *results) {
-    if (p.name == "cold") cold = &p;
+    if (p.name == "cold" && !compared) cold = &p;
   }
   Json passes = Json::array();
   std::string lines, verdict_tables;

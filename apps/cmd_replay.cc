@@ -33,6 +33,8 @@ Json ToJson(const ReplayReport& r) {
   doc["step_us"] = Json{{"p50", r.step_us_p50}, {"p99", r.step_us_p99}, {"max", r.step_us_max}};
   doc["full_step_us"] =
       Json{{"steps", r.full_steps}, {"p50", r.full_step_us_p50}, {"p99", r.full_step_us_p99}};
+  doc["step_cpu_us"] =
+      Json{{"p50", r.step_cpu_us_p50}, {"p99", r.step_cpu_us_p99}, {"full_p99", r.full_step_cpu_us_p99}};
   doc["steps"] = r.steps;
   doc["peak_running"] = r.peak_running;
   doc["retractions"] = r.retractions;
@@ -84,6 +86,8 @@ void PrintTable(const ReplayReport& r) {
       r.working_set_tokens, r.host_tokens, r.cache.planning_page_visits, moved,
       std::max<int64_t>(0, r.cache.planning_page_visits - moved), r.cache.slow_evictions,
       r.cache.short_evictions, r.cache.lane_deficits, r.cache.lanes_passed_over);
+  std::cout << fmt::format("step CPU  p50 {:.0f} us  p99 {:.0f} us; with all slots running p99 {:.0f} us\n",
+                           r.step_cpu_us_p50, r.step_cpu_us_p99, r.full_step_cpu_us_p99);
   if (r.rejected > 0)
     std::cout << r.rejected << " requests are longer than the device tier and were refused\n";
   for (const std::string& v : r.violations) std::cout << "VIOLATION " << v << "\n";
@@ -124,6 +128,20 @@ int RunReplay(const std::vector<std::string>& args) {
   app.add_option("--host-tokens", o.host_tokens, "host tier; 0 = off")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_option("--storage-tokens", o.storage_tokens, "storage tier behind the host tier; 0 = off")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--storage-latency-ms", o.storage_latency_ms, "of a batch")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--storage-gb-s", o.storage_gb_s, "rate of the storage")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--hicache-storage-prefetch-policy", o.prefetch)
+      ->transform(Names<PrefetchPolicy>({{"best_effort", PrefetchPolicy::kBestEffort},
+                                         {"wait_complete", PrefetchPolicy::kWaitComplete},
+                                         {"timeout", PrefetchPolicy::kTimeout}}))
+      ->default_str("best_effort");
   app.add_option("--attn-cp-size", o.lanes, "lanes of the pools")
       ->check(CLI::Range(1, 8))
       ->capture_default_str();

@@ -16,6 +16,7 @@
 #include "serve/app_server.h"
 #include "serve/shutdown.h"
 #include "spdlog/sinks/stdout_sinks.h"
+#include "storage_control.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "version.h"
@@ -150,6 +151,11 @@ Status Serve(const ServerConfig& config) {
   options.page = !config.disable_page;
   options.sglang_metrics = config.enable_sglang_metrics;
   options.server_info = DescribeEngine(config, *stack);
+  StorageControl storage(config, stack.get(), &clock);
+  options.storage = {.describe = [&storage] { return storage.Describe(); },
+                     .attach = [&storage](const Json& body) { return storage.Attach(body); },
+                     .detach = [&storage] { return storage.Detach(); },
+                     .clear = [&storage] { return storage.Clear(); }};
   options.model_info = {{"tokenizer_path", text_folder},
                         {"model_type", model->config.model_type},
                         {"architectures", {model->config.architecture_name}}};

@@ -64,8 +64,9 @@ Status ChoosePlant(const std::string& name) {
   }
   if (!kPlantsBuilt)
     return Unsupported(
-        "--plant: this build has no planted bugs; configure with the preset 'plants' to measure what finds "
-        "them");
+        "--plant: this program has no planted bugs; the test program sluice_planted (target of the same "
+        "name) "
+        "has them");
   return Invalid("--plant: {} is none of{}", name, names);
 }
 
@@ -166,7 +167,7 @@ int RunSimulate(const std::vector<std::string>& args) {
   app.add_flag("--trace", o.trace, "with --replay: print the schedule");
   app.add_flag("--stop-at-first", o.stop_at_first, "stop at the first violation");
   app.add_option("--jobs", o.jobs, "processes at once; 0: one per core")->check(CLI::Range(0, 1024));
-  app.add_option("--plant", o.plant, "plant a known bug (only in a build with SLUICE_PLANTS)");
+  app.add_option("--plant", o.plant, "plant a known bug (only in the test program sluice_planted)");
   app.add_option("--json", o.json, "write one JSON document to a file, or - for stdout");
   std::vector<std::string> reversed(args.rbegin(), args.rend());
   try {

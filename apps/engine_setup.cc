@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/log.h"
 #include "cache/kv_cache.h"
+#include "cache/kv_record.h"
 #include "engine/threaded_engine.h"
 #include "exec/model_runner.h"
 #include "kv/device_pool.h"
@@ -32,13 +34,6 @@ StatusOr<WritePolicy> ParseWritePolicy(const std::string& name) {
   return Invalid("--hicache-write-policy {}: use write_through, write_through_selective or write_back", name);
 }
 
-StatusOr<PrefetchPolicy> ParsePrefetch(const std::string& name) {
-  if (name == "best_effort") return PrefetchPolicy::kBestEffort;
-  if (name == "wait_complete") return PrefetchPolicy::kWaitComplete;
-  if (name == "timeout") return PrefetchPolicy::kTimeout;
-  return Invalid("--hicache-storage-prefetch-policy {}: use best_effort, wait_complete or timeout", name);
-}
-
 std::string DefaultStorageFolder() {
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/') {
     return std::string(cache) + "/sluice/kv";
@@ -58,7 +53,8 @@ struct Foundation {
   std::shared_ptr<LoadedModel> model;
   std::unique_ptr<DevicePool> device;
   std::unique_ptr<HostPool> host;
-  std::unique_ptr<StorageBackend> storage;
+  std::shared_ptr<StorageSlot> storage = std::make_shared<StorageSlot>();
+  std::unique_ptr<KvRecorder> recorder;
 };
 
 SchedulerOptions SchedulerOptionsFor(const ServerConfig& config, const LoadedModel& model) {
@@ -75,6 +71,24 @@ SchedulerOptions SchedulerOptionsFor(const ServerConfig& config, const LoadedMod
 }
 
 }  // namespace
+
+StatusOr<PrefetchPolicy> ParsePrefetchPolicy(const std::string& name) {
+  if (name == "best_effort") return PrefetchPolicy::kBestEffort;
+  if (name == "wait_complete") return PrefetchPolicy::kWaitComplete;
+  if (name == "timeout") return PrefetchPolicy::kTimeout;
+  return Invalid("--hicache-storage-prefetch-policy {}: use best_effort, wait_complete or timeout", name);
+}
+
+StatusOr<std::shared_ptr<StorageBackend>> OpenStorageFor(const std::string& backend,
+                                                         const std::string& extra_config,
+                                                         const KvLayout& layout, const Clock* clock) {
+  StorageFormat format;
+  format.content_fingerprint = layout.content_fingerprint();
+  for (const KvPiece& piece : layout.pieces()) format.piece_bytes.push_back(uint32_t(piece.bytes));
+  ASSIGN_OR_RETURN(std::unique_ptr<StorageBackend> storage,
+                   OpenStorage(backend, extra_config, DefaultStorageFolder(), format, clock));
+  return std::shared_ptr<StorageBackend>(std::move(storage));
+}
 
 StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& config,
                                                        std::shared_ptr<LoadedModel> model,
@@ -140,11 +154,24 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   cache.enable_radix = !config.disable_radix_cache;
   ASSIGN_OR_RETURN(cache.eviction, ParseEviction(config.radix_eviction_policy));
   ASSIGN_OR_RETURN(cache.write_policy, ParseWritePolicy(config.hicache_write_policy));
-  ASSIGN_OR_RETURN(cache.prefetch, ParsePrefetch(config.hicache_storage_prefetch_policy));
+  ASSIGN_OR_RETURN(cache.prefetch, ParsePrefetchPolicy(config.hicache_storage_prefetch_policy));
 #ifndef NDEBUG
   cache.poison_on_free = true;
   cache.poison_pool = foundation->device.get();
 #endif
+  if (config.debug_kv) {
+    foundation->recorder =
+        std::make_unique<KvRecorder>(clock, [](const std::string& line) { spdlog::info("{}", line); });
+    cache.recorder = foundation->recorder.get();
+    options.loop.scheduler.label_kv = true;
+  }
+  if (config.verify_cache > 0) {
+    cache.verify_share = config.verify_cache;
+    cache.verify_seed = uint64_t(clock->Now());
+    cache.verify_pool = foundation->device.get();
+    cache.bad_page = [](const std::string& evidence) { spdlog::error("verify-cache: {}", evidence); };
+    options.loop.verify = true;
+  }
   if (config.enable_hierarchical_cache) {
     ASSIGN_OR_RETURN(const HostLayout order, ParseHostLayout(config.hicache_mem_layout));
     RETURN_IF_ERROR(CheckHostLayout(order, config.hicache_io_backend));
@@ -152,13 +179,10 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
                                                       stack->memory.host_pages_per_lane));
   }
   if (HasStorage(config)) {
-    StorageFormat format;
-    format.content_fingerprint = stack->layout.content_fingerprint();
-    for (const KvPiece& piece : stack->layout.pieces()) format.piece_bytes.push_back(uint32_t(piece.bytes));
-    ASSIGN_OR_RETURN(foundation->storage,
-                     OpenStorage(config.hicache_storage_backend, config.hicache_storage_extra_config,
-                                 DefaultStorageFolder(), format, clock));
-    stack->notices.push_back("storage: " + foundation->storage->Describe());
+    ASSIGN_OR_RETURN(foundation->storage->storage,
+                     OpenStorageFor(config.hicache_storage_backend, config.hicache_storage_extra_config,
+                                    stack->layout, clock));
+    stack->notices.push_back("storage: " + foundation->storage->storage->Describe());
   }
 
   ModelRunnerOptions runner;
@@ -168,7 +192,8 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   runner.dequant_only_topk = config.nsa_dequant_only_topk;
   runner.dequant_verify = config.nsa_dequant_verify;
   EngineParts parts;
-  parts.cache = MakeKvCache(cache, stack->layout, foundation->host.get(), foundation->storage.get());
+  parts.cache = MakeKvCache(cache, stack->layout, foundation->host.get(), foundation->storage->storage.get());
+  stack->storage = foundation->storage;
   ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> rank_group,
                    RankGroup::Make(*model->model, *model->backend, *foundation->device, group));
   auto model_runner = std::make_unique<ModelRunner>(*model->model, std::move(rank_group), *foundation->device,

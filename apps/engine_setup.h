@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "cache/kv_cache.h"
 #include "config/model_config.h"
 #include "config/server_config.h"
 #include "engine/engine.h"
@@ -39,6 +40,11 @@ struct LoadedModel {
 
 StatusOr<std::shared_ptr<LoadedModel>> LoadModel(const ServerConfig& config);
 
+// The storage tier that the engine uses now; exchanged while the engine runs (storage_control.h).
+struct StorageSlot {
+  std::shared_ptr<StorageBackend> storage;  // may be null
+};
+
 // A running engine with all it stands on. Destroying it stops the engine first.
 struct EngineStack {
   std::shared_ptr<LoadedModel> model;
@@ -47,7 +53,8 @@ struct EngineStack {
   std::vector<std::string> notices;    // one line each: pool sizes, tiers, fallbacks
   const RunnerTimes* times = nullptr;  // of the executor; valid as long as the engine
   const RankGroup* ranks = nullptr;    // for its bytes_moved()
-  std::unique_ptr<Engine> engine;      // owns pools, cache and executor
+  std::shared_ptr<StorageSlot> storage;
+  std::unique_ptr<Engine> engine;  // owns pools, cache and executor
 };
 
 // `clock` outlives the stack.
@@ -57,6 +64,12 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
 
 // DTypes of the KV cache that the flags mean for this model ("auto" = the compute type; index K follows the
 // latent).
+// Opens what the two flags name, for pages of this layout.
+StatusOr<std::shared_ptr<StorageBackend>> OpenStorageFor(const std::string& backend,
+                                                         const std::string& extra_config,
+                                                         const KvLayout& layout, const Clock* clock);
+StatusOr<PrefetchPolicy> ParsePrefetchPolicy(const std::string& name);
+
 StatusOr<KvLayoutOptions> KvOptionsFor(const ServerConfig& config, const LoadedModel& model);
 
 }  // namespace sluice

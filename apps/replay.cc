@@ -14,6 +14,8 @@
 #include "engine/step_loop.h"
 #include "exec/executor.h"
 #include "fmt/format.h"
+#include "kv/host_pool.h"
+#include "replay_storage.h"
 #include "simdjson.h"
 
 namespace sluice {
@@ -257,11 +259,25 @@ ReplayReport Replay(const std::vector<TraceRequest>& trace, const ReplayOptions&
   loop_options.scheduler.policy = o.policy;
   report.device_tokens = cache.pages_per_lane * o.lanes * kPageTokens;
   report.host_tokens = cache.host_pages_per_lane * o.lanes * kPageTokens;
-  StepLoop loop(loop_options, MakeKvCache(cache, ReplayLayout(), nullptr, nullptr), &executor, &clock);
+  const KvLayout layout = ReplayLayout();
+  std::unique_ptr<HostPool> host;
+  std::unique_ptr<TraceStorage> storage;
+  if (o.storage_tokens > 0 && cache.host_pages_per_lane > 0) {
+    // Addresses only: nothing ever touches the memory.
+    auto made = HostPool::Make(layout, HostLayout::kPageFirstDirect, o.lanes, cache.host_pages_per_lane);
+    if (!made.ok()) {
+      report.violations.push_back(std::string(made.status().message()));
+      return report;
+    }
+    host = *std::move(made);
+    storage = std::make_unique<TraceStorage>(layout, o, &clock);
+    cache.prefetch = o.prefetch;
+  }
+  StepLoop loop(loop_options, MakeKvCache(cache, layout, host.get(), storage.get()), &executor, &clock);
 
   const SteadyClock steady;
   const Nanos wall_from = steady.Now();
-  std::vector<float> steps, full_steps;
+  std::vector<float> steps, full_steps, cpu_steps, full_cpu_steps;
   Nanos cpu = 0;
   size_t next = 0;
   int64_t audited = 0;
@@ -297,12 +313,18 @@ ReplayReport Replay(const std::vector<TraceRequest>& trace, const ReplayOptions&
     const Nanos cpu_from = CpuNanos(), from = steady.Now();
     const StepLoop::Progress moved = loop.StepOnce();
     const Nanos spent = steady.Now() - from - executor.own_nanos;
-    cpu += std::max<Nanos>(0, CpuNanos() - cpu_from - executor.own_nanos);
+    const Nanos spent_cpu = std::max<Nanos>(0, CpuNanos() - cpu_from - executor.own_nanos);
+    cpu += spent_cpu;
     const int64_t planned = loop.scheduler().counters().steps - steps_before;
     if (planned > 0) {
       const float us = float(spent) / 1000 / float(planned);
+      const float cpu_us = float(spent_cpu) / 1000 / float(planned);
       steps.push_back(us);
-      if (full) full_steps.push_back(us);
+      cpu_steps.push_back(cpu_us);
+      if (full) {
+        full_steps.push_back(us);
+        full_cpu_steps.push_back(cpu_us);
+      }
     }
     report.peak_running = std::max(report.peak_running, loop.scheduler().running());
     if (o.audit_every > 0 && report.steps / o.audit_every != audited) {
@@ -313,7 +335,8 @@ ReplayReport Replay(const std::vector<TraceRequest>& trace, const ReplayOptions&
     if (progress && planned > 0 && report.steps % 1024 == 0) progress(tally.finished);
     if (moved == StepLoop::Progress::kMoved) continue;
     const Nanos done = executor.NextDone(), arrives = next < trace.size() ? arrival(next) : INT64_MAX;
-    const Nanos wake = std::min(done, arrives);
+    const Nanos stored = storage != nullptr ? storage->NextDue() : INT64_MAX;
+    const Nanos wake = std::min({done, arrives, stored});
     if (wake == INT64_MAX) {
       if (moved == StepLoop::Progress::kIdle) break;
       tally.Report("sequences wait and nothing is on its way");
@@ -336,6 +359,8 @@ ReplayReport Replay(const std::vector<TraceRequest>& trace, const ReplayOptions&
   report.full_step_us_p50 = Percentile(full_steps, 0.5),
   report.full_step_us_p99 = Percentile(full_steps, 0.99);
   report.full_steps = int64_t(full_steps.size());
+  report.step_cpu_us_p50 = Percentile(cpu_steps, 0.5), report.step_cpu_us_p99 = Percentile(cpu_steps, 0.99);
+  report.full_step_cpu_us_p99 = Percentile(full_cpu_steps, 0.99);
   report.cache = loop.cache().Stats();
   const CacheStats& c = report.cache;
   if (const int64_t moved = c.evicted_pages_device + c.evicted_pages_host + c.load_pages;

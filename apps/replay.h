@@ -47,6 +47,11 @@ struct ReplayOptions {
   SchedulePolicy policy = SchedulePolicy::kFcfs;
   EvictionPolicy eviction = EvictionPolicy::kLru;
   WritePolicy write_policy = WritePolicy::kWriteThrough;
+  // Storage of this many tokens behind the host tier, 0: none. It holds names only; a batch takes its latency
+  // and its bytes' time at the rate.
+  int64_t storage_tokens = 0;
+  double storage_latency_ms = 1, storage_gb_s = 2;
+  PrefetchPolicy prefetch = PrefetchPolicy::kBestEffort;
   int64_t audit_every = 0;  // steps; 0: only at the end
   // Cost of a step in virtual time.
   double step_ms = 5, token_us = 20, context_token_us = 0.05;
@@ -64,6 +69,8 @@ struct ReplayReport {
   double step_us_p50 = 0, step_us_p99 = 0, step_us_max = 0;
   double full_step_us_p50 = 0, full_step_us_p99 = 0;  // of steps that began with max_running sequences
   int64_t full_steps = 0;
+  // The same in CPU time of the thread: what a busy machine takes away is not in it.
+  double step_cpu_us_p50 = 0, step_cpu_us_p99 = 0, full_step_cpu_us_p99 = 0;
   CacheStats cache;
   std::vector<std::string> violations;
 };

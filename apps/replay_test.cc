@@ -71,6 +71,27 @@ TEST(Replay, TinyPoolsServeEverythingWithoutAViolationUnderEveryPolicy) {
   }
 }
 
+TEST(Replay, StorageBehindASmallHostTierGivesHitsOfItsOwn) {
+  const auto trace = GenerateTrace(120, 7);
+  for (const PrefetchPolicy policy :
+       {PrefetchPolicy::kBestEffort, PrefetchPolicy::kWaitComplete, PrefetchPolicy::kTimeout}) {
+    ReplayOptions o;
+    o.device_tokens = 65536;
+    o.host_tokens = 98304;
+    o.storage_tokens = 4'000'000;
+    o.storage_gb_s = 20;
+    o.prefetch = policy;
+    o.time_scale = 4;
+    o.audit_every = 50;
+    const ReplayReport a = Replay(trace, o, nullptr), b = Replay(trace, o, nullptr);
+    for (const std::string& v : a.violations) ADD_FAILURE() << v;
+    EXPECT_EQ(a.requests, 120);
+    EXPECT_GT(a.hit_l3, 0);
+    EXPECT_EQ(a.hit_l3, b.hit_l3);
+    EXPECT_EQ(a.virtual_seconds, b.virtual_seconds);
+  }
+}
+
 TEST(Replay, HitsDoNotDependOnTheMachine) {
   const auto trace = GenerateTrace(80, 6);
   ReplayOptions o;

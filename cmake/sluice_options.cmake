@@ -10,7 +10,6 @@ endif()
 
 option(SLUICE_CUDA "Build the CUDA backend" OFF)
 option(SLUICE_WERROR "Warnings in our code are errors" ON)
-option(SLUICE_PLANTS "Test-only: build the planted bugs of base/plant.h, chosen at run time" OFF)
 set(SLUICE_SANITIZE "" CACHE STRING "address, thread or empty")
 
 find_program(SLUICE_CCACHE ccache)
@@ -27,10 +26,6 @@ endif()
 add_compile_options(-ffp-contract=off -fno-omit-frame-pointer "-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1")
-
-if(SLUICE_PLANTS)
-  add_compile_definitions(SLUICE_PLANTS)
-endif()
 
 if(SLUICE_SANITIZE STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined)

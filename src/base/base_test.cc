@@ -5,6 +5,7 @@
 #include "base/ids.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "base/stream_copy.h"
 
 namespace sluice {
 namespace {
@@ -39,6 +40,22 @@ TEST(BoundedQueue, RefusesWhenFullAndWhenClosed) {
   q.Close();
   EXPECT_FALSE(q.TryPush(3));
   EXPECT_EQ(q.Pop(), std::nullopt);
+}
+
+TEST(StreamCopy, EqualsMemcpyForEverySizeAndAlignment) {
+  std::vector<uint8_t> from(4096 + 128), to(4096 + 128), want;
+  for (size_t i = 0; i < from.size(); ++i) from[i] = uint8_t(i * 131 + i / 251);
+  for (const size_t from_at : {0u, 1u, 17u, 64u}) {
+    for (size_t to_at = 0; to_at < 65; to_at += 13) {
+      for (const size_t bytes : {0u, 1u, 63u, 64u, 65u, 127u, 128u, 256u, 257u, 656u, 3000u, 4031u}) {
+        std::fill(to.begin(), to.end(), uint8_t(0xee));
+        want = to;
+        std::memcpy(want.data() + to_at, from.data() + from_at, bytes);
+        StreamCopy(to.data() + to_at, from.data() + from_at, bytes);
+        ASSERT_EQ(to, want) << from_at << " " << to_at << " " << bytes;
+      }
+    }
+  }
 }
 
 }  // namespace

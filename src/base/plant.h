@@ -1,8 +1,9 @@
-// Planted bugs: classic mistakes that a test-only build (SLUICE_PLANTS=ON) makes on request, to measure what
-// would find them.
+// Planted bugs: classic mistakes that one test program (target sluice_planted) makes on request, to measure
+// what would find them.
 //
-// Each sits in the product's code as `if (Planted(Plant::kX))` beside the right way. In every other build
-// Planted is constant false and the branch is gone.
+// Each sits in the product's code as `if (Planted(Plant::kX))` beside the right way. That program compiles the
+// files that include this header once more, with SLUICE_PLANTS defined; everywhere else Planted is constant
+// false and the branch is gone.
 #pragma once
 
 #include <array>

@@ -12,6 +12,7 @@ CacheStats KvCacheImpl::Stats() const {
   CacheStats s = stats_;
   s.device = {device_.all(), device_.free_total(), device_.leased() + device_.deferred(), device_.cached()};
   s.host = {host_.all(), host_.free_total(), host_.leased(), host_.cached()};
+  s.dead_pages_device = tree_.dead_pages(Tier::kDevice);
   s.nodes = tree_.nodes();
   s.deferred_pages = device_.deferred();
   s.reserved_host_pages = reserved_host_;
@@ -89,8 +90,8 @@ std::vector<std::string> KvCacheImpl::Audit() const {
     report(fmt::format("{} host pages reserved, counted {}", reserved, reserved_host_));
   if (kept != host_.leased())
     report(fmt::format("{} host pages leased, prefetches hold {}", host_.leased(), kept));
-  if (options_.enable_radix && locks != active_)
-    report(fmt::format("{} locks for {} active sequences", locks, active_));
+  if (options_.enable_radix && locks != active_ - fresh_active_)
+    report(fmt::format("{} locks for {} active sequences", locks, active_ - fresh_active_));
   if (int64_t(deferred_.size()) != device_.deferred()) {
     report(fmt::format("{} pages deferred, counted {}", deferred_.size(), device_.deferred()));
   }

@@ -49,6 +49,7 @@ bool KvCacheImpl::PlanBackup(RadixNode* node, int64_t op_id, Op* op, CopyPlan* p
     chain.push_back(n);
   }
   std::vector<int32_t> slots;
+  std::vector<Segment> attached;
   for (auto it = chain.rbegin(); it != chain.rend(); ++it) {
     RadixNode* n = *it;
     const int32_t from = n->resident[1], to = n->resident[0];
@@ -68,6 +69,7 @@ bool KvCacheImpl::PlanBackup(RadixNode* node, int64_t op_id, Op* op, CopyPlan* p
       return true;
     }
     slots.clear();
+    if (options_.recorder != nullptr) attached.push_back({n, from, to});
     for (int32_t i = from; i < to; ++i) {
       const int32_t device = n->slots[0][i];
       const int32_t host = host_.Take(device % lanes());
@@ -80,6 +82,11 @@ bool KvCacheImpl::PlanBackup(RadixNode* node, int64_t op_id, Op* op, CopyPlan* p
     op->segments.push_back({n, from, to});
     HoldSegment(op->segments.back(), OpKind::kBackup, +1);
     n->backup_queued = false;
+  }
+  for (const Segment& s : attached) {
+    options_.recorder->BackupAttach(s.node->id, op_id,
+                                    std::span(s.node->slots[0] + s.from, size_t(s.to - s.from)),
+                                    std::span(s.node->slots[1] + s.from, size_t(s.to - s.from)));
   }
   return true;
 }
@@ -134,15 +141,16 @@ void KvCacheImpl::EndOp(int64_t id, bool ok) {
     const Segment& s = op.segments[i];
     RadixNode* n = s.node;
     if (!nodes[i].alive()) continue;
+    if (op.kind == OpKind::kBackup && options_.recorder != nullptr)
+      options_.recorder->BackupCommit(n->id, id, ok, s.to - s.from);
     if (op.kind == OpKind::kBackup && ok) n->host_ready = s.to;
     if (op.kind == OpKind::kBackup && !ok && !n->dead) {
-      // The host pages hold garbage. They go, unless somebody reads earlier ones of the node: then all of it
-      // goes.
-      if (n->held[1] == 0 && n->tier_children[1] == 0) {
-        EvictTail(n, Tier::kHost, s.to - s.from);
-      } else {
-        tree_.Kill(n, [this](Tier tier, int32_t slot) { FreeSlot(tier, slot); });
-      }
+      // The host pages hold garbage and go; the device pages are as good as before. Somebody may be reading
+      // earlier host pages of the node: its hold stays with them.
+      if (n->held[1] > 0 && s.from > 0) SplitNode(n, s.from);
+      SLUICE_CHECK(n->held[1] == 0 && n->tier_children[1] == 0,
+                   "node {}: host pages without bytes are in use", n->id);
+      EvictTail(n, Tier::kHost, s.to - s.from);
     }
     if (op.kind == OpKind::kLoad && !ok && !n->dead) {
       // The device pages hold garbage and sequences may be reading them: nobody else may, and their end frees

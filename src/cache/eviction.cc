@@ -144,6 +144,10 @@ void KvCacheImpl::ReportLaneDeficit(Tier tier, int32_t lane, const LaneCounts& d
 
 void KvCacheImpl::EvictTail(RadixNode* node, Tier tier, int32_t pages) {
   RadixNode* parent = node->parent;
+  if (options_.recorder != nullptr) {
+    const int32_t* end = node->slots[int(tier)] + node->resident[int(tier)];
+    options_.recorder->Evict(node->id, tier == Tier::kDevice ? "l1" : "l2", std::span(end - pages, end));
+  }
   (tier == Tier::kDevice ? stats_.evicted_pages_device : stats_.evicted_pages_host) += pages;
   if (!tree_.DropResident(node, tier, pages, [&](int32_t slot) { FreeSlot(tier, slot); })) Reap(parent);
 }

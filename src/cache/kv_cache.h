@@ -31,6 +31,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -53,6 +54,7 @@ namespace sluice {
 struct RadixNode;
 class DevicePool;
 class HostPool;
+class KvRecorder;
 class StorageBackend;
 
 enum class WritePolicy : uint8_t { kWriteThrough, kWriteThroughSelective, kWriteBack };
@@ -81,6 +83,20 @@ struct CacheOptions {
   // Debug builds: freed device pages are overwritten in this pool.
   bool poison_on_free = false;
   const DevicePool* poison_pool = nullptr;
+  KvRecorder* recorder = nullptr;  // --debug-kv; null: nothing is recorded
+  // --verify-cache: this share of hits becomes a VerifyJob. REQUIRES the pool that the rows lie in. bad_page
+  // gets the evidence of each difference.
+  double verify_share = 0;
+  uint64_t verify_seed = 0;
+  const DevicePool* verify_pool = nullptr;
+  std::function<void(const std::string&)> bad_page;
+};
+
+// A hit that shall be computed once more: the engine runs it as a fresh sequence when it has nothing else to
+// do.
+struct VerifyJob {
+  std::string name_space;
+  std::vector<int32_t> tokens;  // of the hit, whole pages
 };
 
 struct TierCounts {  // exact partition (I11): free + leased + cached = all, per lane
@@ -89,6 +105,7 @@ struct TierCounts {  // exact partition (I11): free + leased + cached = all, per
 
 struct CacheStats {
   TierCounts device, host;
+  int64_t dead_pages_device = 0;  // part of device.cached: match nothing, go when a copy or sequence ends
   int64_t nodes = 0;
   int64_t hit_tokens_device = 0, hit_tokens_host = 0, hit_tokens_storage = 0, lookup_tokens = 0;
   int64_t evicted_pages_device = 0, evicted_pages_host = 0;
@@ -108,6 +125,8 @@ struct CacheStats {
   int64_t prefetches = 0, prefetch_pages = 0, prefetch_timeouts = 0;
   int64_t pending_prefetches = 0, reserved_host_pages = 0;  // held for prefetches that are on their way
   int64_t pending_stores = 0, stores_skipped = 0;
+  int64_t verified_pages = 0, verify_differences = 0;  // compared with a second computation
+  int64_t verify_skipped = 0;                          // hits chosen for it, but gone or pushed out before
   int64_t deferred_pages = 0;  // given back, waiting for submitted steps; part of device.leased
 };
 
@@ -136,6 +155,10 @@ struct SequenceKv {
   RadixNode* node = nullptr;  // cursor: deepest locked node of the path
   bool active = false;
   int64_t prefetch = 0;  // storage prefetch of this sequence; 0 none yet, -1 over
+  // Set before Begin: hits nothing and publishes nothing; Release with keep compares its rows with the
+  // tree's.
+  bool fresh = false;
+  std::string label;  // what records are written under; may stay empty
 };
 
 enum class BeginResult : uint8_t { kReady, kWaitStorage, kNoRoom };
@@ -181,6 +204,8 @@ class KvCache {
   // After a failed load: true when the sequence's path holds pages of it. It must be released with keep =
   // false.
   virtual bool Lost(const SequenceKv& seq) const { return (void)seq, false; }
+  // The next hit to be computed again, oldest first.
+  virtual bool TakeVerification(VerifyJob* job) { return (void)job, false; }
   // Storage completions, deadlines, free-room top-up. True when something happened that could unblock a
   // sequence.
   virtual bool Poll(Nanos now) = 0;
@@ -195,6 +220,13 @@ class KvCache {
   // there is room. False: a sequence is active, or copies are planned or on their way; run them and call
   // again.
   virtual bool DropDevice() = 0;
+  // Another storage tier from now on, or none (null); what the host tier has is offered to it. False and no
+  // change while a sequence is active or the old one still works on something (nothing new is given to it).
+  virtual bool SetStorage(StorageBackend* storage, std::optional<PrefetchPolicy> policy) {
+    return (void)storage, (void)policy, false;
+  }
+  // Makes everything stored a miss. Unsupported without storage.
+  virtual Status ClearStorage() { return Unsupported("there is no storage tier"); }
   virtual CacheStats Stats() const = 0;
   // Work is bounded by nodes_max and pages_max (of all nodes together).
   virtual CacheSketch Sketch(size_t nodes_max, size_t pages_max) const {

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "base/random.h"
 #include "base/rare_warning.h"
 #include "cache/kv_cache.h"
+#include "cache/kv_record.h"
 #include "cache/page_pool.h"
 #include "radix/radix_tree.h"
 #include "storage/storage.h"
@@ -43,11 +45,14 @@ class KvCacheImpl final : public KvCache {
   void TakeCopies(std::vector<CopyPlan>* loads, std::vector<CopyPlan>* backups) override;
   void OnCopiesDone(std::span<const int64_t> ids, std::span<const int64_t> failed) override;
   bool Lost(const SequenceKv& seq) const override { return seq.node != nullptr && seq.node->dead; }
+  bool TakeVerification(VerifyJob* job) override;
   bool Poll(Nanos now) override;
   int64_t AvailablePages() const override;
   int64_t total_pages() const override { return device_.all(); }
   bool Flush() override;
   bool DropDevice() override;
+  bool SetStorage(StorageBackend* storage, std::optional<PrefetchPolicy> policy) override;
+  Status ClearStorage() override;
   CacheStats Stats() const override;
   CacheSketch Sketch(size_t nodes_max, size_t pages_max) const override;
   std::vector<std::string> Audit() const override;
@@ -91,7 +96,7 @@ class KvCacheImpl final : public KvCache {
     bool abandoned = false;  // the owner left: nothing is inserted
   };
   struct Ticket {
-    enum class Kind : uint8_t { kExists, kGet, kStore } kind{};
+    enum class Kind : uint8_t { kExists, kGet, kStore, kDelete } kind{};
     int64_t owner = 0;            // prefetch or op id
     size_t first = 0, count = 0;  // pages of the prefetch
   };
@@ -118,6 +123,12 @@ class KvCacheImpl final : public KvCache {
   void Reap(RadixNode* node);
   void FreeSlot(Tier tier, int32_t slot);
   BeginResult PlanLoad(SequenceKv* seq, RadixNode* end, int64_t device_pages, int64_t total_pages);
+
+  // verify.cc
+  void ChooseForVerification(const SequenceKv& seq, std::span<const int32_t> tokens);
+  void CompareFresh(const SequenceKv& seq, std::span<const int32_t> tokens);
+  bool SamePage(const SequenceKv& seq, int64_t page, int32_t slot, std::string* evidence) const;
+  void DropBadPage(RadixNode* node, int32_t in_node);
 
   // eviction.cc
   bool MakeRoom(Tier tier, const LaneCounts& need, bool urgent);
@@ -158,7 +169,9 @@ class KvCacheImpl final : public KvCache {
   PagePool device_, host_;
   int64_t free_room_ = 0;  // per lane
 
-  int64_t active_ = 0;
+  int64_t active_ = 0, fresh_active_ = 0;
+  std::deque<VerifyJob> verify_queue_;
+  SeededStream verify_random_;
   int64_t next_lane_ = 0;
   int64_t last_submitted_ = -1, last_retired_ = -1;
   std::deque<Deferred> deferred_;  // rising steps

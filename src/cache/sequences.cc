@@ -6,6 +6,17 @@
 #include "kv/device_pool.h"
 
 namespace sluice {
+#ifdef SLUICE_PLANTS
+namespace {
+// The classic resume: the next turn starts where the last one ended, without asking whether that is still
+// there.
+struct KeptCursor {
+  RadixNode* node = nullptr;
+  std::string name_space;
+  std::vector<int32_t> tokens;
+} kept_cursor;
+}  // namespace
+#endif
 
 std::string NamespaceKey(std::string_view salt, std::string_view adapter) {
   std::string key;
@@ -36,8 +47,12 @@ KvCacheImpl::KvCacheImpl(const CacheOptions& options, const KvLayout& layout, Ho
              .policy = options.eviction,
              .fingerprint = layout.content_fingerprint()}),
       device_(options.lanes, options.pages_per_lane, 1),
-      host_(options.lanes, options.host_pages_per_lane, 0) {
+      host_(options.lanes, options.host_pages_per_lane, 0),
+      verify_random_(options.verify_seed) {
   SLUICE_CHECK(storage_ == nullptr || (host_pool_ != nullptr && has_host()), "storage needs a host tier");
+#ifdef SLUICE_PLANTS
+  kept_cursor = {};
+#endif
   if (has_host()) {
     free_room_ = options_.free_room_pages >= 0 ? options_.free_room_pages : options_.pages_per_lane / 32;
   }
@@ -159,11 +174,11 @@ BeginResult KvCacheImpl::Begin(SequenceKv* seq, std::string_view name_space, std
   seq->name_space = name_space;
   seq->cached = seq->computed = 0;
   seq->hit = {};
-  RadixNode* cursor = seq->node;
   seq->node = nullptr;
-  if (!options_.enable_radix) {
+  if (!options_.enable_radix || seq->fresh) {
     seq->active = true;
     ++active_;
+    fresh_active_ += seq->fresh ? 1 : 0;
     return BeginResult::kReady;
   }
   const std::span<const int32_t> may_hit = tokens.first(tokens.size() - 1);  // one token is always computed
@@ -180,9 +195,12 @@ BeginResult KvCacheImpl::Begin(SequenceKv* seq, std::string_view name_space, std
       hit = Measure(tree_.Walk(root, Key(may_hit)));
     }
   }
-  if (Planted(Plant::kStaleCursor) && cursor != nullptr && cursor->end() > hit.total &&
-      cursor->end() * kPageTokens < int64_t(tokens.size()))
-    hit = Measure({cursor, cursor->pages, cursor->end()});
+#ifdef SLUICE_PLANTS
+  if (Planted(Plant::kStaleCursor) && kept_cursor.node != nullptr && kept_cursor.name_space == name_space &&
+      tokens.size() > kept_cursor.tokens.size() &&
+      std::equal(kept_cursor.tokens.begin(), kept_cursor.tokens.end(), tokens.begin()))
+    hit = Measure({kept_cursor.node, kept_cursor.node->pages, kept_cursor.node->end()});
+#endif
   int64_t total = hit.total;
   if ((total - hit.device) * kPageTokens < options_.load_back_min_tokens) total = hit.device;
   RadixNode* end = NodeEndingAt(hit.match.node, total);
@@ -224,11 +242,14 @@ BeginResult KvCacheImpl::Begin(SequenceKv* seq, std::string_view name_space, std
   stats_.hit_tokens_device += seq->hit.device;
   stats_.hit_tokens_host += seq->hit.host;
   stats_.hit_tokens_storage += seq->hit.storage;
+  if (options_.recorder != nullptr) options_.recorder->Match(seq->label, tokens, seq->hit);
+  if (options_.verify_share > 0 && total > 0) ChooseForVerification(*seq, tokens);
   return BeginResult::kReady;
 }
 
 // Device pages for host pages [device_pages, total_pages) of the path that ends with `end`, all or nothing.
-BeginResult KvCacheImpl::PlanLoad(SequenceKv*, RadixNode* end, int64_t device_pages, int64_t total_pages) {
+BeginResult KvCacheImpl::PlanLoad(SequenceKv* seq, RadixNode* end, int64_t device_pages,
+                                  int64_t total_pages) {
   std::vector<Segment> segments;
   LaneCounts need{};
   RadixNode* resident = end;  // the deepest node with device pages: eviction must not take it
@@ -272,6 +293,14 @@ BeginResult KvCacheImpl::PlanLoad(SequenceKv*, RadixNode* end, int64_t device_pa
   }
   stats_.load_pages += int64_t(plan.pages.size());
   stats_.planning_page_visits += int64_t(plan.pages.size());
+  if (options_.recorder != nullptr) {
+    std::vector<int32_t> device, host;
+    for (const PagePair& pair : plan.pages) {
+      device.push_back(pair.device.value);
+      host.push_back(pair.host.value);
+    }
+    options_.recorder->Load(seq->label, plan.id, device, host);
+  }
   ops_[plan.id] = {OpKind::kLoad, std::move(segments)};
   planned_loads_.push_back(std::move(plan));
   return BeginResult::kReady;
@@ -349,10 +378,11 @@ void KvCacheImpl::Commit(SequenceKv* seq, std::span<const int32_t> tokens, int64
   int64_t full = computed / kPageTokens;
   if (Planted(Plant::kEarlyPublish))
     full = std::min(int64_t(tokens.size()) / kPageTokens, int64_t(seq->pages.size()));
-  if (!options_.enable_radix || full <= have) return;
+  if (!options_.enable_radix || seq->fresh || full <= have) return;
   RadixNode* node = seq->node;
   SLUICE_CHECK(node->end() == have && node->lock > 0, "cursor at page {}, sequence at {}", node->end(), have);
   const RadixKey key = Key(tokens.first(size_t(full * kPageTokens)));
+  int64_t swapped = 0;
   std::vector<int32_t> own;
   auto take_own = [&](int64_t from, int64_t to) -> std::span<const int32_t> {
     own.clear();
@@ -377,6 +407,7 @@ void KvCacheImpl::Commit(SequenceKv* seq, std::span<const int32_t> tokens, int64
       at = full;
     } else {
       const int32_t on_device = std::min(common, child->resident[0]);
+      swapped += on_device;
       for (int32_t i = 0; i < on_device; ++i) {  // the tree has it: same bytes, so ours goes
         PageId& mine = seq->pages[size_t(at + i)];
         GiveBack(mine.value);
@@ -400,20 +431,34 @@ void KvCacheImpl::Commit(SequenceKv* seq, std::span<const int32_t> tokens, int64
     seq->node = node;
   }
   seq->cached = full * kPageTokens;
+  if (options_.recorder != nullptr) {
+    std::vector<int32_t> pages;
+    for (int64_t i = have; i < full; ++i) pages.push_back(seq->pages[size_t(i)].value);
+    options_.recorder->Insert(seq->label, node->id, tokens.first(size_t(full * kPageTokens)), have, pages,
+                              swapped);
+  }
 }
 
 void KvCacheImpl::Release(SequenceKv* seq, std::span<const int32_t> tokens, bool keep) {
   AbandonPrefetch(seq);
   if (!seq->active) return;
   if (keep) Commit(seq, tokens, seq->computed, 0);
+  if (seq->fresh) {
+    --fresh_active_;
+    if (keep) CompareFresh(*seq, tokens);
+  }
   for (size_t i = size_t(seq->cached / kPageTokens); i < seq->pages.size(); ++i)
     GiveBack(seq->pages[i].value);
   if (Planted(Plant::kDoubleFree) && int64_t(seq->pages.size()) * kPageTokens > seq->cached)
     GiveBack(seq->pages.back().value);
   seq->pages.clear();
+#ifdef SLUICE_PLANTS
+  if (Planted(Plant::kStaleCursor) && keep && seq->cached > 0)
+    kept_cursor = {seq->node, seq->name_space, {tokens.begin(), tokens.begin() + seq->cached}};
+#endif
   if (seq->node != nullptr) {
     RadixNode* node = seq->node;
-    if (!Planted(Plant::kStaleCursor)) seq->node = nullptr;
+    seq->node = nullptr;
     tree_.Unlock(node);
     Reap(node);
   }

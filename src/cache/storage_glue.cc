@@ -86,6 +86,7 @@ bool KvCacheImpl::PollStorage(Nanos now) {
         ++stats_.storage_errors;
       }
     }
+    if (t.kind == Ticket::Kind::kDelete) continue;
     if (t.kind == Ticket::Kind::kStore) {
       store_in_flight_ -= int64_t(t.count);
       const int64_t ok = std::count(c.outcomes.begin(), c.outcomes.end(), StorageOutcome::kOk);
@@ -187,6 +188,7 @@ bool KvCacheImpl::StartPrefetch(SequenceKv* seq, std::string_view name_space, st
   tickets_[*ticket] = {Ticket::Kind::kExists, id, 0, size_t(want)};
   prefetches_[id] = std::move(r);
   ++stats_.prefetches;
+  if (options_.recorder != nullptr) options_.recorder->Prefetch(seq->label, tokens, hit.total, want);
   seq->prefetch = id;
   return true;
 }
@@ -245,7 +247,8 @@ void KvCacheImpl::StopPrefetch(int64_t id, PrefetchRecord& r) {
   if (r.stopped) return;
   r.stopped = true;
   for (const auto& [ticket, t] : tickets_) {
-    if (t.kind != Ticket::Kind::kStore && t.owner == id) storage_->Cancel(ticket);
+    const bool read = t.kind == Ticket::Kind::kExists || t.kind == Ticket::Kind::kGet;
+    if (read && t.owner == id) storage_->Cancel(ticket);
   }
   if (!r.abandoned) InsertPrefetched(r);
 }
@@ -334,6 +337,27 @@ void KvCacheImpl::AbandonPrefetch(SequenceKv* seq) {
   it->second.abandoned = true;
   StopPrefetch(id, it->second);
   EndPrefetchIfDrained(id);
+}
+
+bool KvCacheImpl::SetStorage(StorageBackend* storage, std::optional<PrefetchPolicy> policy) {
+  SLUICE_CHECK(storage == nullptr || (host_pool_ != nullptr && has_host()), "storage needs a host tier");
+  if (active_ > 0) return false;
+  store_queue_.clear();
+  if (!tickets_.empty() || !prefetches_.empty()) return false;
+  storage_ = storage;
+  if (policy) options_.prefetch = *policy;
+  std::vector<RadixNode*> nodes;
+  tree_.ForEach([&](const RadixNode& n) { nodes.push_back(const_cast<RadixNode*>(&n)); });
+  for (RadixNode* n : nodes) {
+    n->stored = 0;
+    if (!n->is_root()) QueueStore(n);
+  }
+  return true;
+}
+
+Status KvCacheImpl::ClearStorage() {
+  if (storage_ == nullptr) return Unsupported("there is no storage tier to clear");
+  return storage_->Clear();
 }
 
 }  // namespace sluice

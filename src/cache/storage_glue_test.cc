@@ -234,6 +234,35 @@ TEST(StorageGlue, HangingStorageHoldsNobodyBeyondItsPolicy) {
   }
 }
 
+TEST(StorageGlue, AFailedBackupTakesNoRowsFromASequenceWhoseEarlierPagesAreBeingStored) {
+  SimulatedMedium medium;
+  const KvLayout layout = MakeLayout(Small());
+  Process p(&medium, layout);
+  std::vector<int32_t> tokens = Prompt(256);
+  SequenceKv s;
+  ASSERT_EQ(p.cache->Begin(&s, "", tokens, 0), BeginResult::kReady);
+  ASSERT_TRUE(p.cache->Grow(&s, 256));
+  p.cache->Commit(&s, tokens, 256, 0);
+  p.Pump();
+  p.cache->Poll(p.clock.Now());
+  ASSERT_EQ(p.cache->Stats().pending_stores, 4);
+  tokens = Prompt(512);  // the leaf grows in place
+  ASSERT_TRUE(p.cache->Grow(&s, 512));
+  p.cache->Commit(&s, tokens, 512, 0);
+  std::vector<CopyPlan> loads, backups;
+  p.cache->TakeCopies(&loads, &backups);
+  ASSERT_EQ(backups.size(), 1u);
+  ASSERT_EQ(backups[0].pages.size(), 4u);
+  const int64_t ids[] = {backups[0].id};
+  p.cache->OnCopiesDone({}, ids);
+  EXPECT_FALSE(p.cache->Lost(s));
+  EXPECT_EQ(p.cache->Stats().host.cached, 4);
+  EXPECT_EQ(p.cache->Stats().dead_pages_device, 0);
+  p.cache->Release(&s, tokens, true);
+  p.Settle();
+  EXPECT_EQ(p.Run(Prompt(513)).device, 512);
+}
+
 TEST(StorageGlue, AnAbandonedPrefetchGivesItsReservationBack) {
   const KvLayout layout = MakeLayout(Small());
   SimulatedMedium medium;

@@ -198,7 +198,7 @@ constexpr FlagSpec kFlags[] = {
      .target = &S::hicache_storage_extra_config},
     {.names = "--debug-kv", .group = kTiers, .type = kSwitch,
      .help = "Bounded, rate-limited records of matches, loads, inserts and evictions under the request's id.",
-     .status = kNoEffect, .note = "this version records nothing; usage tells cached tokens by tier", .target = &S::debug_kv},
+     .target = &S::debug_kv},
     {.names = "--verify-cache", .group = kTiers, .type = kReal, .metavar = "P",
      .help = "Share of cache hits that are computed again in idle time and compared bit for bit.",
      .target = &S::verify_cache, .min = 0, .max = 1},

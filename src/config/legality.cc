@@ -211,16 +211,16 @@ void AddTierRows(std::vector<LegalityRow>* rows) {
   });
   rows->push_back({
       .id = "verify-cache",
-      .combination = "--verify-cache above 0",
-      .reason = "cache hits are not recomputed by a running server yet",
-      .remedy =
-          "leave the flag out; `sluice eval --passes cold,warm` compares hits with recomputation bit for bit",
+      .combination = "--verify-cache above 0 with --disable-radix-cache",
+      .reason = "without the tree there are no hits to compute again",
+      .remedy = "leave one of the two out",
       .violation =
           [](Config c, Model) {
-            return c.verify_cache > 0 ? fmt::format("--verify-cache {}", c.verify_cache) : "";
+            const bool hit = c.verify_cache > 0 && c.disable_radix_cache;
+            return hit ? fmt::format("--verify-cache {} with --disable-radix-cache", c.verify_cache) : "";
           },
-      .illegal_example = "--verify-cache 0.1",
-      .legal_example = "--verify-cache 0",
+      .illegal_example = "--verify-cache 0.1 --disable-radix-cache",
+      .legal_example = "--verify-cache 0.1",
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,12 @@ class Engine {
   // False (and no change) when requests run or wait.
   virtual bool Flush() = 0;
   virtual bool DropDeviceCache() = 0;
+  // Exchanges the storage tier (null: none). False and no change while requests run or wait, or when the old
+  // one does not come to rest within some seconds. True: the old one is not used any more.
+  virtual bool SetStorage(StorageBackend* storage, std::optional<PrefetchPolicy> policy) {
+    return (void)storage, (void)policy, false;
+  }
+  virtual Status ClearStorage() { return Unsupported("this engine has no storage tier"); }
   virtual EngineSnapshot Snapshot() const = 0;
   virtual EngineLive Live(size_t /*nodes_max*/, size_t /*sequences_max*/) const {
     return {Snapshot(), {}, {}};

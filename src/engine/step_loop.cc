@@ -5,6 +5,9 @@
 #include "base/check.h"
 
 namespace sluice {
+namespace {
+const std::string kVerificationName("\0verify", 7);  // no client can send it
+}
 
 StepLoop::StepLoop(const StepLoopOptions& options, std::unique_ptr<KvCache> cache, Executor* executor,
                    const Clock* clock)
@@ -12,7 +15,8 @@ StepLoop::StepLoop(const StepLoopOptions& options, std::unique_ptr<KvCache> cach
       cache_(std::move(cache)),
       executor_(executor),
       clock_(clock),
-      scheduler_(options.scheduler, cache_.get()) {
+      scheduler_(options.scheduler, cache_.get()),
+      verify_(options.verify) {
   SLUICE_CHECK(options.depth == 0 || options.depth == 1, "depth {}", options.depth);
   for (int32_t i = 0; i <= options.depth; ++i) {
     buffers_.push_back(std::make_unique<StepBuffers>());
@@ -33,6 +37,8 @@ StepLoop::Progress StepLoop::StepOnce() {
   }
   const Nanos now = clock_->Now();
   if (cache_->Poll(now)) scheduler_.OnCacheProgress();
+  if (scheduler_.idle()) verifying_ = false;
+  if (verify_ && scheduler_.idle()) StartVerification();
   while (!free_.empty()) {
     StepBuffers* step = free_.back();
     step->Clear();
@@ -46,9 +52,41 @@ StepLoop::Progress StepLoop::StepOnce() {
   return scheduler_.idle() ? Progress::kIdle : Progress::kWaiting;
 }
 
-bool StepLoop::Flush() { return scheduler_.idle() && cache_->Flush(); }
+void StepLoop::StartVerification() {
+  VerifyJob job;
+  if (!cache_->TakeVerification(&job)) return;
+  Request request;
+  request.id = NextRequestId();
+  request.rid = kVerificationName;
+  request.prompt = std::move(job.tokens);
+  request.verify_name_space = std::move(job.name_space);
+  request.sampling.max_tokens = 1;
+  request.sampling.temperature = 0;
+  if (!scheduler_.Check(request).ok()) return;
+  scheduler_.Enqueue(std::move(request), clock_->Now());
+  verifying_ = true;
+}
 
-bool StepLoop::DropDeviceCache() { return scheduler_.idle() && cache_->DropDevice(); }
+void StepLoop::AbandonVerification() {
+  if (!verifying_) return;
+  scheduler_.Abort(kVerificationName, absl::CancelledError("other work came"));
+  if (scheduler_.idle()) verifying_ = false;
+}
+
+bool StepLoop::Flush() {
+  AbandonVerification();
+  return scheduler_.idle() && cache_->Flush();
+}
+
+bool StepLoop::SetStorage(StorageBackend* storage, std::optional<PrefetchPolicy> policy) {
+  AbandonVerification();
+  return scheduler_.idle() && cache_->SetStorage(storage, policy);
+}
+
+bool StepLoop::DropDeviceCache() {
+  AbandonVerification();
+  return scheduler_.idle() && cache_->DropDevice();
+}
 
 EngineSnapshot StepLoop::Snapshot() const {
   const SchedulerCounters& c = scheduler_.counters();

@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +22,8 @@ namespace sluice {
 
 struct StepLoopOptions {
   SchedulerOptions scheduler;
-  int32_t depth = 1;  // steps planned ahead of the last committed one: 0 or 1
+  int32_t depth = 1;    // steps planned ahead of the last committed one: 0 or 1
+  bool verify = false;  // hits that the cache has chosen are computed again while there is nothing else to do
 };
 
 class StepLoop {
@@ -41,14 +43,26 @@ class StepLoop {
   Progress StepOnce();
 
   Status Check(const Request& request) const { return scheduler_.Check(request); }
-  void Enqueue(Request request) { scheduler_.Enqueue(std::move(request), clock_->Now()); }
+  void Enqueue(Request request) {
+    AbandonVerification();
+    scheduler_.Enqueue(std::move(request), clock_->Now());
+  }
   bool Abort(std::string_view rid, const Status& reason) { return scheduler_.Abort(rid, reason); }
   int64_t AbortAll(const Status& reason) { return scheduler_.AbortAll(reason); }
   bool Finish(std::string_view rid, int32_t choice) { return scheduler_.Finish(rid, choice); }
   bool Idle() const { return scheduler_.idle(); }
+  // A hit is being computed again; the engine is not idle then. Any request ends that.
+  bool verifying() const { return verifying_; }
+  // From now on no hit is computed again.
+  void StopVerification() {
+    verify_ = false;
+    AbandonVerification();
+  }
   // Both: false and no change while requests run or wait.
   bool Flush();
   bool DropDeviceCache();
+  bool SetStorage(StorageBackend* storage, std::optional<PrefetchPolicy> policy);
+  Status ClearStorage() { return cache_->ClearStorage(); }
 
   EngineSnapshot Snapshot() const;
   EngineLive Live(size_t nodes_max, size_t sequences_max) const;
@@ -60,6 +74,9 @@ class StepLoop {
   int64_t steps_in_flight() const { return in_flight_; }
 
  private:
+  void StartVerification();
+  void AbandonVerification();
+
   const StepLoopOptions options_;
   std::unique_ptr<KvCache> cache_;
   Executor* const executor_;
@@ -68,6 +85,7 @@ class StepLoop {
   std::vector<std::unique_ptr<StepBuffers>> buffers_;
   std::vector<StepBuffers*> free_;
   int64_t in_flight_ = 0;
+  bool verify_, verifying_ = false;
 };
 
 }  // namespace sluice

@@ -89,15 +89,30 @@ class ThreadedEngine final : public Engine {
   }
 
   bool Flush() override {
-    bool done = false;
-    Call([&] { done = loop_.Flush(); });
-    return done;
+    return WhenNotVerifying([this] { return loop_.Flush(); });
   }
 
   bool DropDeviceCache() override {
-    bool done = false;
-    Call([&] { done = loop_.DropDeviceCache(); });
-    return done;
+    return WhenNotVerifying([this] { return loop_.DropDeviceCache(); });
+  }
+
+  bool SetStorage(StorageBackend* storage, std::optional<PrefetchPolicy> policy) override {
+    for (int tries = 0; tries < 1000; ++tries) {
+      bool done = false, idle = false;
+      Call([&] {
+        done = loop_.SetStorage(storage, policy);
+        idle = loop_.Idle() || loop_.verifying();
+      });
+      if (done || !idle) return done;
+      std::this_thread::sleep_for(milliseconds(5));  // the old one is at work
+    }
+    return false;
+  }
+
+  Status ClearStorage() override {
+    Status status;
+    Call([&] { status = loop_.ClearStorage(); });
+    return status;
   }
 
   EngineSnapshot Snapshot() const override {
@@ -127,6 +142,20 @@ class ThreadedEngine final : public Engine {
   }
 
  private:
+  // What needs an engine at rest asks again while only a verification that it has ended keeps a step in
+  // flight.
+  bool WhenNotVerifying(const std::function<bool()>& f) {
+    for (int tries = 0;; ++tries) {
+      bool done = false, again = false;
+      Call([&] {
+        done = f();
+        again = !done && loop_.verifying();
+      });
+      if (!again || tries == 1000) return done;
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+
   void Wake() {
     {
       std::lock_guard lock(mutex_);
@@ -189,6 +218,7 @@ class ThreadedEngine final : public Engine {
       requests.clear();
       for (const auto& call : calls) call();
       calls.clear();
+      if (stop || drain_deadline > 0) loop_.StopVerification();
       if (stop) loop_.AbortAll(Unavailable("the server is shutting down"));
       if (drain_deadline > 0 && clock_->Now() >= drain_deadline) {
         loop_.AbortAll(Unavailable("the server is shutting down and the time for running requests is over"));

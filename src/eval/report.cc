@@ -1,6 +1,7 @@
 #include "eval/report.h"
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 
 namespace sluice::eval {
@@ -106,11 +107,47 @@ std::string OutputLine(const PassResult& pass, const TurnResult& turn, bool has_
   line["text"] = turn.answer.text;
   line["prompt_tokens"] = turn.answer.prompt_tokens;
   line["cached_tokens"] = turn.answer.cached.total();
+  line["finish"] = int(turn.answer.finish);
   if (has_hashes) {
     line["output_ids"] = turn.answer.output_ids;
     line["logits_hash"] = fmt::format("{:016x}", turn.answer.logits_hash);
   }
   return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+StatusOr<PassResult> ReadColdOutputs(const std::string& path, const Dataset& dataset) {
+  std::ifstream in(path);
+  if (!in) return absl::NotFoundError(fmt::format("{}: cannot be read", path));
+  std::map<std::pair<std::string, int64_t>, Json> lines;
+  for (std::string text; std::getline(in, text);) {
+    Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const bool whole = line.is_object() && line.contains("pass") && line.contains("id") &&
+                       line.contains("turn") && line.contains("text") && line.contains("finish") &&
+                       line.contains("output_ids") && line.contains("logits_hash");
+    if (!whole)
+      return Invalid("{}: line {} is no output of an evaluation with hashes", path, lines.size() + 1);
+    if (line["pass"] == "cold")
+      lines[{line["id"].get<std::string>(), line["turn"].get<int64_t>()}] = std::move(line);
+  }
+  PassResult cold;
+  cold.name = "cold";
+  for (const Session& session : dataset.sessions) {
+    for (size_t t = 0; t < session.turns.size(); ++t) {
+      const auto it = lines.find({session.id, int64_t(t)});
+      if (it == lines.end())
+        return Invalid("{}: has no cold output of session {}, turn {}; use the same dataset and --limit",
+                       path, session.id, t);
+      TurnResult& r = cold.turns.emplace_back();
+      r.session = &session;
+      r.turn = &session.turns[t];
+      r.number = int32_t(t);
+      r.answer.text = it->second["text"].get<std::string>();
+      r.answer.finish = FinishReason(it->second["finish"].get<int>());
+      r.answer.output_ids = it->second["output_ids"].get<std::vector<int32_t>>();
+      r.answer.logits_hash = std::stoull(it->second["logits_hash"].get<std::string>(), nullptr, 16);
+    }
+  }
+  return cold;
 }
 
 std::string PassTable(const Json& passes) {

@@ -26,8 +26,11 @@ struct PassResult {
 
 // `cold` may be null (the pass was not run) or the pass itself.
 Json PassJson(const PassResult& pass, const PassResult* cold, const Dataset& dataset, bool has_hashes);
-// One line a turn: pass, id, turn, text, and with hashes output_ids and logits_hash (16 hex digits).
+// One line a turn: pass, id, turn, text, finish, and with hashes output_ids and logits_hash (16 hex digits).
 std::string OutputLine(const PassResult& pass, const TurnResult& turn, bool has_hashes);
+// The cold pass of another run over the same dataset, from its lines: stands for a cold pass of this one.
+// Errors name the turn that is missing.
+StatusOr<PassResult> ReadColdOutputs(const std::string& path, const Dataset& dataset);
 // A table for people, from the JSON of all passes.
 std::string PassTable(const Json& passes);
 

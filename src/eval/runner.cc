@@ -148,7 +148,7 @@ StatusOr<std::vector<PassResult>> RunPasses(const Dataset& dataset, Target* targ
                                             const RunOptions& options) {
   PassRun run(dataset, target, options);
   std::vector<PassResult> results;
-  bool filled = false;
+  bool filled = options.filled;
   for (const PassKind kind : options.passes) {
     if (kind != PassKind::kCold && !filled) {
       RETURN_IF_ERROR(run.Run(PassKind::kWarm, "fill").status());

@@ -19,6 +19,8 @@ struct RunOptions {
   std::vector<PassKind> passes;
   int concurrency = 8;
   int32_t max_tokens = 256;
+  // Another process has filled the storage with this dataset: no run fills it here. l3 only, besides cold.
+  bool filled = false;
   std::function<void(const std::string& what, int64_t done, int64_t all)>
       progress;  // may be null; any thread
 };

@@ -57,6 +57,7 @@ Status DevicePool::Map(int flags) {
                      std::strerror(errno));
   }
   base_ = static_cast<std::byte*>(p);
+  (void)madvise(p, size_t(reserved_bytes()), MADV_HUGEPAGE);  // where the system allows it
   return OkStatus();
 }
 

@@ -3,27 +3,35 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/stream_copy.h"
 
 namespace sluice {
 namespace {
 
-void Move(CopyDirection direction, std::byte* device, std::byte* host, int64_t bytes) {
-  if (direction == CopyDirection::kDeviceToHost) {
-    std::memcpy(host, device, size_t(bytes));
+// A piece of all pages of a plan from here on is more than the caches should be filled with, and so is each
+// of its longer runs copied past them.
+constexpr int64_t kStreamPlanBytes = 512 << 10, kStreamRunBytes = 4 << 10;
+
+void Move(CopyDirection direction, std::byte* device, std::byte* host, int64_t bytes, bool stream) {
+  std::byte* to = direction == CopyDirection::kDeviceToHost ? host : device;
+  const std::byte* from = direction == CopyDirection::kDeviceToHost ? device : host;
+  if (stream && bytes >= kStreamRunBytes) {
+    StreamCopy(to, from, size_t(bytes));
   } else {
-    std::memcpy(device, host, size_t(bytes));
+    std::memcpy(to, from, size_t(bytes));
   }
 }
 
 CopyCount CopyPiece(const CopyPlan& plan, const KvPiece& piece, const DevicePool& device,
                     const HostPool& host, int32_t lane) {
+  const bool stream = int64_t(plan.pages.size()) * piece.bytes >= kStreamPlanBytes;
   CopyCount done;
   std::byte* device_run = nullptr;
   std::byte* host_run = nullptr;
   int64_t run = 0;
   auto flush = [&] {
     if (run == 0) return;
-    Move(plan.direction, device_run, host_run, run);
+    Move(plan.direction, device_run, host_run, run, stream);
     ++done.copies;
     done.bytes += run;
     run = 0;
@@ -49,7 +57,7 @@ CopyCount CopyPiece(const CopyPlan& plan, const KvPiece& piece, const DevicePool
     for (int r = 0; r < n; ++r) {
       for (int64_t i = 0; i < runs[r].count; ++i) {
         Move(plan.direction, d + runs[r].device_offset + i * runs[r].bytes,
-             runs[r].host + i * runs[r].host_stride, runs[r].bytes);
+             runs[r].host + i * runs[r].host_stride, runs[r].bytes, stream);
       }
       done.copies += runs[r].count;
       done.bytes += runs[r].count * runs[r].bytes;

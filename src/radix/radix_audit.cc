@@ -12,7 +12,7 @@ namespace {
 
 struct Totals {
   std::array<int64_t, kMaxLanes> cached[kTiers] = {}, held[kTiers] = {};
-  int64_t live = 0, all = 0;
+  int64_t live = 0, all = 0, dead[kTiers] = {0, 0};
 };
 
 }  // namespace
@@ -79,6 +79,7 @@ std::vector<std::string> RadixTree::Audit() const {
     if (n.host_ready > n.resident[1])
       report(n, fmt::format("{} host pages ready of {}", n.host_ready, n.resident[1]));
     for (int t = 0; t < kTiers; ++t) {
+      totals.dead[t] += n.dead ? n.resident[t] : 0;
       std::array<int32_t, kMaxLanes> lanes = {};
       for (int32_t i = 0; i < n.resident[t]; ++i) {
         const int32_t slot = n.slots[t][i];
@@ -102,6 +103,9 @@ std::vector<std::string> RadixTree::Audit() const {
   const_cast<RadixTree*>(this)->Settle(0);
   const_cast<RadixTree*>(this)->Settle(1);
   for (int t = 0; t < kTiers; ++t) {
+    if (totals.dead[t] != dead_pages_[t])
+      bad.push_back(
+          fmt::format("radix tier {}: {} dead pages (counted {})", t, totals.dead[t], dead_pages_[t]));
     for (int32_t lane = 0; lane < options_.lanes; ++lane) {
       const auto l = size_t(lane);
       if (totals.cached[t][l] != cached_[t][l] || totals.held[t][l] != protected_[t][l]) {

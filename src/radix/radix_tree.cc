@@ -276,6 +276,7 @@ void RadixTree::CountSlot(RadixNode* node, int t, int32_t slot, int sign) {
   const auto lane = size_t(slot % options_.lanes);
   node->lane_pages[t][lane] += sign;
   cached_[t][lane] += sign;
+  if (node->dead) dead_pages_[t] += sign;
   if (Protected(node, t)) protected_[t][lane] += sign;
 }
 
@@ -379,8 +380,10 @@ void RadixTree::Kill(RadixNode* node, const std::function<void(Tier, int32_t)>& 
     for (RadixNode* c = all[i]->first_child; c != nullptr; c = c->next) all.push_back(c);
   }
   for (RadixNode* n : all) {
-    if (!n->dead) table_.Erase(n->edge_hash, n);
+    if (n->dead) continue;
+    table_.Erase(n->edge_hash, n);
     n->dead = true;
+    for (int t = 0; t < kTiers; ++t) dead_pages_[t] += n->resident[t];
   }
   std::vector<std::pair<RadixNode*, uint64_t>> ids;  // reaping a leaf may take its parents with it
   for (auto it = all.rbegin(); it != all.rend(); ++it) ids.emplace_back(*it, (*it)->id);

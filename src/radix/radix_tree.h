@@ -125,6 +125,8 @@ class RadixTree {
     Settle(int(tier));
     return cached(tier, lane) - protected_[int(tier)][size_t(lane)];
   }
+  // Resident in the tier, but matching nothing any more: what Kill could not free yet. Part of cached.
+  int64_t dead_pages(Tier tier) const { return dead_pages_[int(tier)]; }
   int64_t nodes() const { return table_.size(); }       // live ones, roots not counted
   int64_t total_nodes() const { return total_nodes_; }  // with dead ones
   int64_t roots() const { return int64_t(roots_.size()); }
@@ -185,6 +187,7 @@ class RadixTree {
   std::vector<Order> orders_;
   std::vector<RadixNode*> dirty_[kTiers];
   std::array<int64_t, kMaxLanes> cached_[kTiers] = {}, protected_[kTiers] = {};
+  int64_t dead_pages_[kTiers] = {0, 0};
   uint64_t next_id_ = 1;
   int64_t tick_ = 0, total_nodes_ = 0;
 };

@@ -82,6 +82,9 @@ struct Request {
   int32_t priority = 0;
   Nanos deadline = 0;  // 0: none
   std::shared_ptr<OutputChannel> output;
+  // Set by the engine on its own requests: computes the prompt without the cache and compares the rows with
+  // those that this (framed) namespace has. Counted nowhere.
+  std::optional<std::string> verify_name_space;
 };
 
 RequestId NextRequestId();

@@ -85,7 +85,8 @@ void Scheduler::Enqueue(Request request, Nanos now) {
   RequestGroup* group = owned.get();
   group->request = std::move(request);
   const SamplingParams& sampling = group->request.sampling;
-  group->name_space = NamespaceKey(group->request.cache_salt, group->request.adapter);
+  group->name_space = group->verification() ? *group->request.verify_name_space
+                                            : NamespaceKey(group->request.cache_salt, group->request.adapter);
   group->arrival = next_arrival_++;
   group->unfinished = sampling.n;
   group->max_new =
@@ -108,7 +109,8 @@ void Scheduler::Enqueue(Request request, Nanos now) {
   if (deadline > 0 && (next_deadline_ == 0 || deadline < next_deadline_)) next_deadline_ = deadline;
   Sequence* s = NewSequence(group, 0);
   Insert(&waiting_, s);
-  if (group->scored()) cache_->Prefetch(&s->kv, group->name_space, s->tokens, now);
+  if (options_.label_kv) s->kv.label = group->request.rid;
+  if (group->scored() && !group->verification()) cache_->Prefetch(&s->kv, group->name_space, s->tokens, now);
   blocked_ = blocked_ && waiting_.front()->group != group;
 }
 
@@ -160,7 +162,9 @@ void Scheduler::SendFinal(RequestGroup* group, int32_t choice, Sequence* s, Outp
   group->worst = std::max(group->worst, event.finish);
   if (group->request.output != nullptr) group->request.output->Push(std::move(event));
   if (--group->unfinished > 0) return;
-  if (group->worst == FinishReason::kError) {
+  if (group->verification()) {
+    // Nobody asked for it.
+  } else if (group->worst == FinishReason::kError) {
     ++counters_.failed;
   } else if (group->worst == FinishReason::kAbort) {
     ++counters_.aborted;

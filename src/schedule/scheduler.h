@@ -46,6 +46,7 @@ struct SchedulerOptions {
   bool use_priority = false;      // higher first
   double conservativeness = 1.0;  // scales the share of future tokens that admission keeps room for
   std::vector<int32_t> eos_token_ids;
+  bool label_kv = false;  // tell the cache the request's name, for its records
 };
 
 struct SchedulerCounters {

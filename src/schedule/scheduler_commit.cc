@@ -162,6 +162,7 @@ void Scheduler::CommitFork(Sequence* parent, const Part& part, const StepResult&
 bool Scheduler::AttachPages(Sequence* parent, Sequence* fork) {
   const int32_t prompt = fork->group->prompt_len();
   if (!parent->kv.active) return false;
+  if (options_.label_kv) fork->kv.label = fork->group->request.rid;
   if (cache_->Begin(&fork->kv, fork->group->name_space, fork->group->request.prompt, 0) !=
       BeginResult::kReady)
     return false;
@@ -191,7 +192,7 @@ bool Scheduler::AttachPages(Sequence* parent, Sequence* fork) {
 void Scheduler::KeepToken(Sequence* s, const SampledToken& sampled) {
   RequestGroup* group = s->group;
   s->tokens.push_back(sampled.token);
-  ++counters_.generation_tokens;
+  counters_.generation_tokens += group->verification() ? 0 : 1;
   if (group->request.sampling.hash_logits)
     s->logits_hash = JoinLogitsHash(s->logits_hash, sampled.logits_hash);
   OutputEvent event;

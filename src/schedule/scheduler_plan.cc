@@ -317,6 +317,8 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence* s, Nanos now) {
     const int64_t hit = cache_->Peek(group->name_space, hit_span).device / kPageTokens;
     if (own - hit + reserve > cache_->AvailablePages()) return Admission::kBlocked;
   }
+  s->kv.fresh = group->verification();
+  if (options_.label_kv) s->kv.label = group->request.rid;
   switch (cache_->Begin(&s->kv, group->name_space, hit_span, now)) {
     case BeginResult::kReady:
       break;
@@ -387,8 +389,10 @@ void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budge
     if (!group->admitted_once) {
       group->admitted_once = true;
       group->cached = s->kv.hit;
-      counters_.prompt_tokens += group->prompt_len();
-      counters_.cached_tokens += s->kv.hit.total();
+      if (!group->verification()) {
+        counters_.prompt_tokens += group->prompt_len();
+        counters_.cached_tokens += s->kv.hit.total();
+      }
     }
     s->state = SeqState::kRunning;
     s->planned = s->computed = s->committed = int32_t(s->kv.computed);

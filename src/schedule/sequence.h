@@ -41,6 +41,7 @@ struct RequestGroup {
   std::vector<int32_t> stop_ids;  // that end a choice, sorted: eos (unless ignored) and the request's own
 
   int32_t prompt_len() const { return int32_t(request.prompt.size()); }
+  bool verification() const { return request.verify_name_space.has_value(); }
   int32_t choices() const { return request.sampling.n; }
   bool wants_prompt_logprobs() const { return request.sampling.prompt_logprobs_from >= 0; }
   // Number of prompt tokens that have a logprob entry when scoring is complete.

@@ -222,6 +222,46 @@ void AppServer::FlushCache(HttpRequest&, const std::shared_ptr<HttpExchange>& ex
   }
 }
 
+void AppServer::Storage(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
+  const StorageAdmin& storage = options_.storage;
+  if (!storage.describe)
+    return exchange->Respond(
+        Refusal({.http_status = 501,
+                 .message = "this server has no host tier that storage could stand behind",
+                 .code = "unsupported"}));
+  Status status;
+  if (http.method == "PUT") {
+    const Json body = Json::parse(http.body, nullptr, /*allow_exceptions=*/false);
+    if (body.is_discarded())
+      return exchange->Respond(Refusal({.http_status = 400, .message = "the body is not valid JSON"}));
+    status = storage.attach(body);
+  } else if (http.method == "DELETE") {
+    status = storage.detach();
+  }
+  AnswerStorage(status, exchange);
+}
+
+void AppServer::ClearStorage(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  if (!options_.storage.clear)
+    return exchange->Respond(
+        Refusal({.http_status = 501, .message = "this server has no storage tier", .code = "unsupported"}));
+  AnswerStorage(options_.storage.clear(), exchange);
+}
+
+void AppServer::AnswerStorage(const Status& status, const std::shared_ptr<HttpExchange>& exchange) {
+  if (status.ok()) return exchange->Respond({.body = options_.storage.describe().dump()});
+  const int code = absl::IsFailedPrecondition(status) ? 409
+                   : absl::IsNotFound(status)         ? 404
+                   : absl::IsInvalidArgument(status)  ? 400
+                                                      : 503;
+  exchange->Respond(Refusal({.http_status = code,
+                             .message = std::string(Message(status)),
+                             .code = code == 409   ? "conflict"
+                                     : code == 404 ? "not_attached"
+                                     : code == 400 ? "bad_request"
+                                                   : "storage_unavailable"}));
+}
+
 void AppServer::AbortRequests(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
   AbortRequest request;
   if (auto error = ParseAbort(http.body, options_.limits, &request))

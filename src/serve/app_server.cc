@@ -30,6 +30,10 @@ std::span<const AppServer::Route> AppServer::Routes() {
       {"/health", "GET", R::kNone, R::kOpen, &AppServer::Health},
       {"/health_generate", "GET", R::kNone, R::kKey, &AppServer::HealthGenerate},
       {"/flush_cache", "GET POST", R::kNone, R::kAdmin, &AppServer::FlushCache, WorkLane::kControl},
+      {"/hicache/storage-backend", "GET PUT DELETE", R::kNone, R::kAdmin, &AppServer::Storage,
+       WorkLane::kControl},
+      {"/hicache/storage-backend/clear", "POST", R::kNone, R::kAdmin, &AppServer::ClearStorage,
+       WorkLane::kControl},
       {"/abort_request", "POST", R::kJson, R::kKey, &AppServer::AbortRequests},
   };
   return kRoutes;

@@ -29,6 +29,13 @@
 
 namespace sluice {
 
+// The storage tier as the admin routes see it; without functions the routes say that there is none.
+struct StorageAdmin {
+  std::function<nlohmann::ordered_json()> describe;
+  std::function<Status(const nlohmann::ordered_json& body)> attach;
+  std::function<Status()> detach, clear;
+};
+
 struct AppServerOptions {
   HttpServerOptions http;
   std::string model_name, model_path, version;
@@ -48,6 +55,7 @@ struct AppServerOptions {
   WorkPool::Options pool;
   nlohmann::ordered_json server_info;  // resolved flags and what the engine says of itself; never a key
   nlohmann::ordered_json model_info;
+  StorageAdmin storage;
 };
 
 class AppServer final : public HttpHandler {
@@ -128,11 +136,14 @@ class AppServer final : public HttpHandler {
   void Live(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void Metrics(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void FlushCache(HttpRequest&, const std::shared_ptr<HttpExchange>&);
+  void Storage(HttpRequest&, const std::shared_ptr<HttpExchange>&);
+  void ClearStorage(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void AbortRequests(HttpRequest&, const std::shared_ptr<HttpExchange>&);
 
   std::optional<HttpResponse> CheckRoute(const HttpRequest& head) const;
   HttpResponse Refusal(const ApiError& error) const;
   HttpResponse Unauthorized() const;
+  void AnswerStorage(const Status& status, const std::shared_ptr<HttpExchange>& exchange);
 
   AppServerOptions options_;
   Engine* const engine_;

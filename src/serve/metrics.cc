@@ -200,6 +200,18 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
   counter("load_back_tokens_total", "Tokens loaded from the host tier.", double(c.load_pages * page_tokens));
   counter("hicache_backup_tokens_total", "Tokens written to the host tier.",
           double(c.backup_pages * page_tokens));
+  counter("evicted_for_deficit_tokens_total", "Tokens evicted because a request needed their pages at once.",
+          double(c.deficit_evictions * page_tokens));
+  counter("free_room_misses_total", "Times that pages were needed and the free room was used up.",
+          double(c.free_room_misses));
+  counter("load_back_waits_total", "Hits in the host tier that had to wait for device pages.",
+          double(c.loads_waited));
+  counter("verified_pages_total", "Cached pages that a second computation gave the same bytes for.",
+          double(c.verified_pages));
+  counter("verify_differences_total", "Cached pages that a second computation gave other bytes for.",
+          double(c.verify_differences));
+  counter("verify_skipped_total", "Hits chosen for a second computation, but gone before it.",
+          double(c.verify_skipped));
   counter("storage_read_bytes_total", "Bytes read from the storage tier.", double(c.storage_read_bytes));
   counter("storage_write_bytes_total", "Bytes written to the storage tier.", double(c.storage_write_bytes));
   counter("storage_errors_total", "Storage operations that failed.", double(c.storage_errors));

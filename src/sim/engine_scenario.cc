@@ -192,6 +192,8 @@ class EngineWorld {
         (random_.Chance(0.5) ? 6 : 14) / lanes + int64_t(random_.Below(uint64_t(30 / lanes)));
     const int64_t host_per_lane = use_host_ ? 2 + int64_t(random_.Below(uint64_t(60 / lanes))) : 0;
     device_ = DevicePool::Make(layout, lanes, per_lane + 1).value();
+    // Rows leave some of their bytes as they are; those are equal everywhere, as they are when pages come back.
+    for (int64_t page = 0; page < lanes * (per_lane + 1); ++page) device_->Poison(PageId(int32_t(page)));
     if (use_host_) host_ = HostPool::Make(layout, HostLayout(random_.Below(4)), lanes, host_per_lane).value();
     if (use_storage_) {
       StorageFormat format;
@@ -212,8 +214,15 @@ class EngineWorld {
     cache.free_room_pages = random_.Chance(0.5) ? int64_t(random_.Below(3)) : 0;
     cache.poison_on_free = true;
     cache.poison_pool = device_.get();
+    if (cache.enable_radix && random_.Chance(0.3)) {
+      cache.verify_share = random_.Unit();
+      cache.verify_seed = random_.Next();
+      cache.verify_pool = device_.get();
+      cache.bad_page = [this](const std::string& evidence) { journal_.Violation("{}", evidence); };
+    }
 
     StepLoopOptions o;
+    o.verify = cache.verify_share > 0;
     o.depth = int32_t(random_.Below(2));
     o.scheduler.max_running = 1 + int64_t(random_.Below(8));
     const int64_t chunks[] = {-1, 16, 37, 64, 100, 128, 256};
@@ -306,7 +315,7 @@ class EngineWorld {
       journal_.Cover("aborts_of_live_requests", known);
     } else if (what < 0.93) {
       const bool idle = loop_->Idle();
-      if (loop_->Flush() != idle)
+      if (loop_->Flush() != idle && !loop_->verifying())
         journal_.Violation("flush of {} engine said {}", idle ? "an idle" : "a busy", !idle);
       journal_.Cover("flushes", idle);
     } else if (what < 0.96) {
@@ -421,7 +430,8 @@ class EngineWorld {
           std::pair("evicted_pages_host", s.evicted_pages_host), std::pair("backup_pages", s.backup_pages),
           std::pair("load_pages", s.load_pages), std::pair("prefetch_pages", s.prefetch_pages),
           std::pair("prefetch_timeouts", s.prefetch_timeouts), std::pair("storage_errors", s.storage_errors),
-          std::pair("failed_backups", s.failed_backups)})
+          std::pair("failed_backups", s.failed_backups), std::pair("verified_pages", s.verified_pages),
+          std::pair("verify_skipped", s.verify_skipped)})
       journal_.Cover(name, n);
   }
 

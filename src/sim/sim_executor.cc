@@ -153,6 +153,8 @@ void SimExecutor::Forward(const ForwardBatch& batch, StepResult* result) {
   tokens_.resize(chains_.size());
   std::vector<bool> lost(batch.seqs.size());
   for (const CopyPlan& plan : batch.loads) result->copies_done.push_back(plan.id);
+  result->samples.resize(batch.samples.size());
+  for (size_t i = 0; i < batch.samples.size(); ++i) result->samples[i].slot = batch.samples[i].slot;
   int32_t loaded = -1;
   for (int piece = 0; piece < rows_.pieces(); ++piece) {
     const int32_t layer = rows_.layer(piece).value;
@@ -221,14 +223,12 @@ void SimExecutor::Forward(const ForwardBatch& batch, StepResult* result) {
     }
     journal_->Cover("sequences_failed", bad);
   }
-  result->samples.resize(batch.samples.size());
   for (size_t i = 0; i < batch.samples.size(); ++i) {
     const SampleRow& sample = batch.samples[i];
     size_t s = 0;
     while (sample.row < batch.seqs[s].row_begin ||
            sample.row >= batch.seqs[s].row_begin + batch.seqs[s].num_rows)
       ++s;
-    result->samples[i].slot = sample.slot;
     if (lost[s]) continue;  // its result is dropped, whatever it is
     LogitsOf(chains_[s][size_t(batch.seqs[s].start + sample.row - batch.seqs[s].row_begin)], &logits_);
     sampler_.Sample(sample, logits_.data(), &result->samples[i]);

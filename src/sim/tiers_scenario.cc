@@ -13,7 +13,6 @@
 #include <set>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "base/random.h"
 #include "cache/kv_cache.h"
 #include "kv/page_copy.h"
@@ -192,7 +191,6 @@ class TiersWorld {
         journal_.Violation("flush with{} active sequence", active ? " an" : "out an");
       if (!active) {
         for (auto& [chain, known] : known_) known.local = false;
-        dead_possible_ = Busy();
         journal_.Cover("flushes");
         // Flushed and cleared: what was stored before must not come back.
         if (use_storage_ && random_.Chance(0.7)) ClearStorage();
@@ -212,6 +210,12 @@ class TiersWorld {
     journal_.Cover("storage_clears");
     // What is in a tier here may be stored again at any time, and so may what is on its way.
     if (storage_->Stats().in_flight != 0 || Busy()) return;
+    // A prefetch may have brought pages to the host tier that no sequence has used yet; clearing the storage
+    // leaves them.
+    for (auto& [ns, tokens] : corpus_) {
+      for (const uint64_t h : ResidentPages(ns, tokens, true))
+        if (const auto it = known_.find(h); it != known_.end() && it->second.stored) it->second.local = true;
+    }
     for (auto& [chain, known] : known_)
       if (!known.local) known.stored = false;
   }
@@ -377,7 +381,7 @@ class TiersWorld {
         journal_.Violation("step {}: sequence {} read foreign rows", b.step, r.seq);
       if (lost) continue;
       const int64_t upto = r.start + r.count;
-      cache_->Commit(&s->kv, s->tokens, Planted(Plant::kEarlyPublish) ? s->planned : upto, 0);
+      cache_->Commit(&s->kv, s->tokens, upto, 0);
       if (s->kv.computed > upto)
         journal_.Violation("sequence {} has {} final rows, {} were computed", s->id, s->kv.computed, upto);
       Know(*s);
@@ -475,22 +479,33 @@ class TiersWorld {
     if (!deep) return;
     for (const std::string& m : cache_->Audit()) journal_.Violation("audit: {}", m);
     // Every cached device page is reachable through exactly one final prefix.
-    if (dead_possible_ && !Busy()) dead_possible_ = false;
-    if (dead_possible_) return;
     std::set<uint64_t> resident;
     for (auto& [ns, tokens] : remembered_) {
-      tokens.push_back(0);
-      const CachedTokens c = cache_->Peek(ns, tokens);
-      tokens.pop_back();
-      uint64_t h = Mix(NamespaceRoot(ns), model_);
-      for (int64_t i = 0; i < c.device; ++i) {
-        h = NextInChain(h, tokens[size_t(i)]);
-        if ((i + 1) % kPageTokens == 0) resident.insert(h);
-      }
+      const std::vector<uint64_t> pages = ResidentPages(ns, tokens, false);
+      resident.insert(pages.begin(), pages.end());
     }
-    if (int64_t(resident.size()) != s.device.cached)
-      journal_.Violation("{} device pages are cached, {} final prefixes reach one", s.device.cached,
-                         resident.size());
+    if (int64_t(resident.size()) != s.device.cached - s.dead_pages_device)
+      journal_.Violation("{} device pages are cached, {} of them dead, {} final prefixes reach one",
+                         s.device.cached, s.dead_pages_device, resident.size());
+    // Dead ones wait for a copy to end, or for a sequence that a failed load has taken its rows from.
+    const bool lost = std::any_of(running_.begin(), running_.end(),
+                                  [&](const auto& r) { return r->kv.active && cache_->Lost(r->kv); });
+    if (s.dead_pages_device > 0 && !lost && !Busy())
+      journal_.Violation("{} dead device pages are kept for nobody", s.dead_pages_device);
+  }
+
+  // The ends of the pages of this prefix that are in the device tier, or (lower) in that or the host tier.
+  std::vector<uint64_t> ResidentPages(const std::string& ns, Tokens& tokens, bool lower) {
+    tokens.push_back(0);  // a whole prompt is never a hit
+    const CachedTokens c = cache_->Peek(ns, tokens);
+    tokens.pop_back();
+    std::vector<uint64_t> pages;
+    uint64_t h = Mix(NamespaceRoot(ns), model_);
+    for (int64_t i = 0; i < c.device + (lower ? c.host : 0); ++i) {
+      h = NextInChain(h, tokens[size_t(i)]);
+      if ((i + 1) % kPageTokens == 0) pages.push_back(h);
+    }
+    return pages;
   }
 
   // Everything leaves; what is on its way ends; nothing may stay behind.
@@ -565,7 +580,6 @@ class TiersWorld {
   std::map<uint64_t, Known> known_;                         // chain at the end of a page
   std::vector<std::pair<std::string, Tokens>> remembered_;  // maximal final prefixes of this process
   std::vector<std::pair<std::string, Tokens>> corpus_;      // and of all processes
-  bool dead_possible_ = false;
   int64_t next_id_ = 1, step_ = 0;
 };
 

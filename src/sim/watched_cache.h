@@ -88,6 +88,7 @@ class WatchedCache final : public KvCache {
     cache_->OnCopiesDone(ids, failed);
   }
   bool Lost(const SequenceKv& seq) const override { return cache_->Lost(seq); }
+  bool TakeVerification(VerifyJob* job) override { return cache_->TakeVerification(job); }
   bool Poll(Nanos now) override { return cache_->Poll(now); }
   int64_t AvailablePages() const override { return cache_->AvailablePages(); }
   int64_t total_pages() const override { return cache_->total_pages(); }

@@ -11,10 +11,12 @@
 
 #include "base/check.h"
 #include "base/ids.h"
+#include "base/stream_copy.h"
 
 namespace sluice {
 namespace {
 
+constexpr size_t kStreamBytes = 4096;
 constexpr size_t kMaxIov = 512;  // per system call; IOV_MAX is 1024
 
 std::byte* AlignedBytes(int64_t n) {
@@ -27,7 +29,7 @@ std::byte* AlignedBytes(int64_t n) {
 
 FileTransfer::FileTransfer(const Context& context) : c_(context) {
   header_ = AlignedBytes(c_.format->header_bytes());
-  if (c_.direct) bounce_ = AlignedBytes(kFileChunkBytes);
+  bounce_ = AlignedBytes(kFileChunkBytes);
 }
 
 FileTransfer::~FileTransfer() {
@@ -104,7 +106,8 @@ bool FileTransfer::StartPut() {
 }
 
 // A chunk is [chunk_from_, + chunk_bytes_) of the file. A get's first chunk begins with the header; a put
-// writes it last.
+// writes it last. A get's chunks come into the bounce buffer, which stays in the cache of this core: hashed
+// and spread from there, a page costs one read and one write of memory.
 bool FileTransfer::NextChunk() {
   chunk_from_ += chunk_bytes_;
   const int64_t end = c_.format->header_bytes() + c_.format->payload_bytes();
@@ -122,6 +125,9 @@ bool FileTransfer::NextChunk() {
       std::memset(bounce_ + payload, 0, size_t(AlignUp(payload, kFileAlign) - payload));
     }
     chunk_left_ = int64_t(iov_[0].iov_len);
+  } else if (op_ == StorageOp::kGet) {
+    iov_.push_back({bounce_, size_t(chunk_bytes_)});
+    chunk_left_ = chunk_bytes_;
   } else {
     if (header != 0) iov_.push_back({header_, size_t(header)});
     GatherSpans(payload, false);
@@ -199,7 +205,7 @@ bool FileTransfer::TakeChunk() {
   if (op_ == StorageOp::kGet) {
     const int64_t header = chunk_from_ == 0 ? c_.format->header_bytes() : 0;
     if (header != 0) {
-      if (c_.direct) std::memcpy(header_, bounce_, size_t(header));
+      std::memcpy(header_, bounce_, size_t(header));
       const std::span<std::byte> h(header_, size_t(header));
       if (const StorageOutcome o = c_.format->CheckHeader(h, item_->key, generation_);
           o != StorageOutcome::kOk)
@@ -209,24 +215,23 @@ bool FileTransfer::TakeChunk() {
       sum_.Add(clean);
     }
     int64_t payload = chunk_bytes_ - header;
-    if (c_.direct) {
-      const std::byte* p = bounce_ + header;
-      sum_.Add({p, size_t(payload)});
-      while (payload > 0) {
-        const auto& s = item_->spans[span_];
-        const size_t n = std::min(s.size() - span_at_, size_t(payload));
+    const std::byte* p = bounce_ + header;
+    sum_.Add({p, size_t(payload)});
+    while (payload > 0) {
+      const auto& s = item_->spans[span_];
+      const size_t n = std::min(s.size() - span_at_, size_t(payload));
+      if (n >= kStreamBytes) {
+        StreamCopy(s.data() + span_at_, p, n);
+      } else {
         std::memcpy(s.data() + span_at_, p, n);
-        p += n;
-        payload -= int64_t(n);
-        span_at_ += n;
-        if (span_at_ == s.size()) {
-          ++span_;
-          span_at_ = 0;
-        }
       }
-    } else {
-      for (size_t i = header != 0; i < iov_.size(); ++i)
-        sum_.Add({static_cast<const std::byte*>(iov_[i].iov_base), iov_[i].iov_len});
+      p += n;
+      payload -= int64_t(n);
+      span_at_ += n;
+      if (span_at_ == s.size()) {
+        ++span_;
+        span_at_ = 0;
+      }
     }
   } else if (header_done_) {
     const int e = [&] {

@@ -3,8 +3,8 @@
 //
 //   Start > [ io() > Advance(result) ]* > outcome()
 //
-// A chunk is small enough to be hashed while it is in the cache of the core that copied it. With direct I/O
-// the chunk goes through an aligned buffer of the worker's. Used by one thread at a time.
+// A chunk is small enough to be hashed while it is in the cache of the core that copied it. Reads, and with
+// direct I/O writes too, go through an aligned buffer of the worker's. Used by one thread at a time.
 #pragma once
 
 #include <sys/uio.h>
@@ -90,7 +90,7 @@ class FileTransfer {
   size_t span_at_ = 0;
   bool header_done_ = false;
   std::byte* header_ = nullptr;  // aligned, header_bytes
-  std::byte* bounce_ = nullptr;  // aligned, chunk; direct only
+  std::byte* bounce_ = nullptr;  // aligned, a chunk
   ChecksumStream sum_;
   StorageOutcome outcome_ = StorageOutcome::kError;
   bool present_ = false, full_disk_ = false;

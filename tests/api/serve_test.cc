@@ -546,6 +546,8 @@ TEST_F(ServeTest, InformationRoutesAnswer) {
   EXPECT_EQ(J::parse(Post("/tokenize", {{"prompt", "ab"}}).body)["tokens"], (J{97, 98}));
   EXPECT_EQ(J::parse(Post("/detokenize", {{"tokens", {97, 98, 256}}}).body)["text"], "ab");
   EXPECT_EQ(Call("POST", "/flush_cache").body, "Cache flushed.\n");
+  EXPECT_EQ(Call("GET", "/hicache/storage-backend").status, 501);  // this engine has no host tier
+  EXPECT_EQ(Call("POST", "/hicache/storage-backend/clear").status, 501);
   EXPECT_EQ(Call("GET", "/v1/chat/completions").status, 405);
   EXPECT_EQ(Post("/v1/responses", J::object()).status, 404);
   EXPECT_THAT(Post("/v1/responses", J::object()).body, HasSubstr("/v1/chat/completions"));
