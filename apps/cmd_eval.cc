@@ -211,6 +211,13 @@ Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
   out["engine_cpu_seconds"] = s.cpu_seconds;
   out["executor_seconds"] = double(stack.times->total.load()) * 1e-9;
   out["forward_seconds"] = double(stack.times->forward.load()) * 1e-9;
+  out["draft_seconds"] = double(stack.times->draft.load()) * 1e-9;
+  const DraftCounters& d = s.drafts;
+  Json at = Json::array();
+  for (int32_t i = 0; i < kMaxDraftTokens && d.proposed_at[size_t(i)] > 0; ++i)
+    at.push_back(double(d.accepted_at[size_t(i)]) / double(d.proposed_at[size_t(i)]));
+  out["draft"] = {
+      {"runs", d.runs}, {"proposed", d.proposed}, {"accepted", d.accepted}, {"acceptance_at", at}};
   return out;
 }
 

@@ -47,6 +47,7 @@ SLUICE_COMMAND(RunBenchServing);
 SLUICE_COMMAND(RunBenchModel);
 SLUICE_COMMAND(RunBenchOps);
 SLUICE_COMMAND(RunBenchRadix);
+SLUICE_COMMAND(RunBenchSpeculation);
 SLUICE_COMMAND(RunBenchTransfer);
 SLUICE_COMMAND(RunBenchStep);
 SLUICE_COMMAND(RunBenchStart);
@@ -66,6 +67,7 @@ inline constexpr Command kCommandTable[] = {
     {"bench model", "prefill and decode speed by length and batch", RunBenchModel},
     {"bench ops", "each kernel at real shapes against its limit", RunBenchOps},
     {"bench radix", "prefix match and insert against memcmp", RunBenchRadix},
+    {"bench speculation", "decode speed with and without drafts", RunBenchSpeculation},
     {"bench step", "the control plane's own time of a decode step", RunBenchStep},
     {"bench start", "from the start of a server to its first token, and its memory", RunBenchStart},
     {"bench transfer", "copies between tiers and instances against a plain copy", RunBenchTransfer},

@@ -67,6 +67,8 @@ SchedulerOptions SchedulerOptionsFor(const ServerConfig& config, const LoadedMod
   o.use_priority = config.enable_priority_scheduling;
   o.conservativeness = config.schedule_conservativeness;
   o.eos_token_ids = model.config.eos_token_ids;
+  o.draft_tokens = config.DraftTokens();
+  o.adaptive_drafts = config.speculative_adaptive == "on";
   return o;
 }
 
@@ -111,8 +113,10 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   group.cores = AvailableCores();
   group.threads_per_rank = std::max(1, model->threads / ranks);
   // A rank computes its share of the prefill rows, padded, and at worst every decode row.
-  const int64_t running = config.max_running_requests;
-  group.limits.max_rows = ranks == 1 ? max_rows : CeilDiv(max_rows - running, ranks) + 3 * running + ranks;
+  const int64_t running = config.max_running_requests, drafts = options.loop.scheduler.draft_tokens;
+  group.limits.max_rows =
+      ranks == 1 ? max_rows
+                 : CeilDiv(max_rows - running * (drafts + 1), ranks) + running * (drafts + 3) + ranks;
   group.limits.max_seqs = running;
   group.limits.max_logits_rows = std::min(group.limits.max_rows, kLogitsRows);
   group.limits.max_context = model->context_length;
@@ -125,6 +129,12 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   {
     ASSIGN_OR_RETURN(const auto probe, ModelBuffers::Make(model->config, *model->backend, group.limits));
     working_bytes = probe->bytes() * ranks;
+  }
+  if (drafts > 0) {
+    // States that the draft layer waits for, per slot, and those of a step's rows.
+    working_bytes +=
+        Drafter::SlotBytes(model->config.hidden, NumSlots(options.loop.scheduler), int32_t(drafts)) +
+        group.limits.max_rows * ranks * model->config.hidden * int64_t(sizeof(float));
   }
 
   MemoryInputs memory;
@@ -191,6 +201,8 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   runner.max_logits_rows = group.limits.max_logits_rows;
   runner.dequant_only_topk = config.nsa_dequant_only_topk;
   runner.dequant_verify = config.nsa_dequant_verify;
+  runner.draft_tokens = int32_t(drafts);
+  runner.rank_rows = group.limits.max_rows;
   EngineParts parts;
   parts.cache = MakeKvCache(cache, stack->layout, foundation->host.get(), foundation->storage->storage.get());
   stack->storage = foundation->storage;

@@ -54,6 +54,11 @@ void WriteUsage(JsonWriter& w, const Usage& usage) {
   w.Key("prompt_tokens").Int(usage.prompt).Key("completion_tokens").Int(usage.completion);
   w.Key("total_tokens").Int(usage.prompt + usage.completion);
   w.Key("prompt_tokens_details").Object().Key("cached_tokens").Int(usage.cached.total()).End();
+  if (usage.details && usage.drafted > 0) {
+    w.Key("completion_tokens_details").Object();
+    w.Key("accepted_prediction_tokens").Int(usage.draft_kept);
+    w.Key("rejected_prediction_tokens").Int(usage.drafted - usage.draft_kept).End();
+  }
   w.End();
   if (usage.details) {
     w.Key("sglext").Object();

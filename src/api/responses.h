@@ -54,7 +54,8 @@ struct Finish {
 struct Usage {
   int64_t prompt = 0, completion = 0;
   CachedTokens cached;
-  bool details = false;  // cached tokens by tier
+  bool details = false;  // cached tokens by tier, drafted tokens
+  int64_t drafted = 0, draft_kept = 0;
 };
 
 // What one choice adds to a stream.

@@ -106,6 +106,19 @@ TEST(ResponsesTest, UsageAlwaysNamesCachedTokens) {
   EXPECT_EQ(j["sglext"]["cached_tokens_details"]["storage"], 0);
 }
 
+TEST(ResponsesTest, UsageNamesDraftedTokensWhenAsked) {
+  for (const bool details : {false, true}) {
+    std::string out;
+    AppendUsageRecord(
+        kMeta, true, {.prompt = 1, .completion = 9, .details = details, .drafted = 8, .draft_kept = 6}, &out);
+    const Json usage = ParseRecord(out)["usage"];
+    EXPECT_EQ(usage.contains("completion_tokens_details"), details);
+    if (!details) continue;
+    EXPECT_EQ(usage["completion_tokens_details"]["accepted_prediction_tokens"], 6);
+    EXPECT_EQ(usage["completion_tokens_details"]["rejected_prediction_tokens"], 2);
+  }
+}
+
 TEST(ResponsesTest, CompletionLogprobsKeepTheFourLists) {
   ChoiceAnswer answer{
       .text = "ab", .with_logprobs = true, .with_top = true, .finish = {.reason = FinishReason::kLength}};

@@ -30,7 +30,14 @@ struct BatchSeq {
   int32_t num_pages = 0;   // ceil((start + num_rows) / 64)
   int32_t cached = 0;      // tokens whose pages are shared through the cache: whole pages, not past start
   bool decode = false;     // one new token of a running sequence (or verify rows)
+  // --- with a draft layer only; else all 0 (exec/drafter.h says what the executor makes of them)
+  int32_t known = 0;        // leading rows that the pages hold already: computed for their state, not stored
+  int32_t verify = 0;       // decode: the last `verify` rows are tokens that the slot has drafted
+  int32_t draft_next = 0;   // tokens to draft once this step has sampled; num_pages reaches past their rows
+  int32_t next_token = -1;  // the token after the last row, when it is known
 };
+// While an earlier step of the sequence may still reject drafts, `start` of a decode (and the position of its
+// samples) is the greatest that it can be; the executor knows the real one.
 
 // How one logits row becomes a token. Everything that the token depends on is here or in the slot's state, so
 // that it is a pure function of (logits, seed, choice, position).
@@ -46,6 +53,10 @@ struct SampleRow {
   int32_t choice = 0;
   int32_t top_logprobs = -1;   // -1: none; 0: of the sampled token only; n: n best besides
   bool suppress_stop = false;  // min_tokens not reached: stop ids are masked
+  int32_t stop_from = 0;       // first position where they are not
+  int32_t run_left =
+      0;  // verification: samples after this one that stand only if its token is the drafted one
+  int32_t expected = -1;  // with run_left: the drafted token (filled by the executor)
   bool hash_logits = false;
   bool sample = true;       // false: logits are wanted (prompt logprobs, goldens) but no token
   int32_t logprob_of = -1;  // with sample == false: report the logprob of this token
@@ -113,8 +124,8 @@ struct TopLogprob {
 
 struct SampledToken {
   SlotId slot;
-  int32_t token = -1;
-  float logprob = 0;            // of `token` (or of SampleRow::logprob_of), natural log, before temperature
+  int32_t token = -1;  // -1 with an ok status: not drawn, an earlier token of the run differed from its draft
+  float logprob = 0;   // of `token` (or of SampleRow::logprob_of), natural log, before temperature
   std::vector<TopLogprob> top;  // SampleRow::top_logprobs entries, best first
   uint64_t logits_hash = 0;
   Status status;  // NaN or all -inf logits: this request fails alone

@@ -27,7 +27,7 @@ Status ValidatePagePlan(const ForwardBatch& batch, const BatchSeq& s, int32_t ra
                     s.page_begin + s.num_pages, batch.pages.size());
   if (s.cached % kPageTokens != 0)
     return Internal("slot {}: the cached prefix of {} tokens does not end on a page", s.slot.value, s.cached);
-  if (s.cached > s.start)
+  if (s.cached > s.start + s.known)
     return Internal("slot {}: the cached prefix of {} tokens reaches past the first row at {}", s.slot.value,
                     s.cached, s.start);
   if (s.row_begin < 0 || int64_t(s.row_begin) + s.num_rows > batch.rows())
@@ -71,6 +71,7 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
     s.row_begin = part.valid_rows();
     s.start = whole.start + first;
     s.num_rows = count;
+    s.known = std::clamp(whole.known - first, 0, count);
     s.num_pages = int32_t(CeilDiv(int64_t(s.start) + count, kPageTokens));
     part.seqs.push_back(s);
     part.compute_of_seq.push_back(compute);

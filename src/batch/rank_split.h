@@ -52,6 +52,7 @@ class RankSplit {
   const RankPart& part(Rank rank) const { return parts_[size_t(rank.value)]; }
   int32_t compute_rows_per_rank() const { return compute_rows_; }  // equal on every rank
   RankRow Where(int32_t batch_row) const { return where_[size_t(batch_row)]; }
+  const std::vector<RankRow>& where() const { return where_; }  // [batch rows]
   // Bytes of all tables of the plan, against 4 bytes a page of the plain page lists.
   int64_t table_bytes() const;
 

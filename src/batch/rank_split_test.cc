@@ -84,6 +84,22 @@ TEST(RankSplit, EveryRowRunsOnceWithItsOwnPositionAndPages) {
   }
 }
 
+TEST(RankSplit, RowsThatThePagesHoldStayTheFirstOfTheRequest) {
+  ForwardBatch b = Batch({{127, 38, false, 128}});
+  b.seqs[0].known = 1;  // position 127: its cached prefix reaches past the first row by that row
+  RankSplit split;
+  ASSERT_TRUE(split.Plan(b, 4, kPool).ok());
+  int32_t known = 0;
+  for (int32_t r = 0; r < 4; ++r)
+    for (const BatchSeq& s : split.part(Rank(r)).seqs) {
+      known += s.known;
+      EXPECT_EQ(s.known, s.start == 127 ? 1 : 0);
+    }
+  EXPECT_EQ(known, 1);
+  b.seqs[0].known = 0;
+  EXPECT_FALSE(split.Plan(b, 4, kPool).ok());
+}
+
 TEST(RankSplit, PlanOfABatchIsThePlansOfItsRequests) {
   const ForwardBatch both = Batch({{128, 37, false, 128}, {0, 5, false}});
   RankSplit split;

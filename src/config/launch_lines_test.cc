@@ -41,14 +41,11 @@ const LaunchLine kLines[] = {
      "--tp-size 8 is not possible: heads and vocabulary are not split over ranks; ranks share a request's "
      "context "
      "and its cache; set --attn-cp-size to the same number, or --tp-size 1 and --threads for more "
-     "cores\n"
-     "--speculative-algorithm EAGLE is not possible: this version decodes one token a step; leave the "
-     "--speculative-... "
-     "flags out; the answers are the same",
-     "--model-path --tp-size --speculative-algorithm --mem-fraction-static --served-model-name "
+     "cores",
+     "--model-path --tp-size --speculative-algorithm --speculative-num-steps --speculative-eagle-topk "
+     "--speculative-num-draft-tokens --mem-fraction-static --served-model-name "
      "--tool-call-parser --reasoning-parser",
-     "--speculative-num-steps --speculative-eagle-topk "
-     "--speculative-num-draft-tokens",
+     "",
      ""},
     {"GLM-5-FP8, one rank, no speculation",
      "--model-path zai-org/GLM-5-FP8 --tp 1 --trust-remote-code --tool-call-parser glm47 --reasoning-parser "

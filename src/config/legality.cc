@@ -106,17 +106,45 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--disaggregation-mode null",
   });
   rows->push_back({
-      .id = "speculation",
-      .combination = "--speculative-algorithm other than none",
-      .reason = "this version decodes one token a step",
-      .remedy = "leave the --speculative-... flags out; the answers are the same",
+      .id = "speculation-tree",
+      .combination = "--speculative-eagle-topk above 1",
+      .reason = "drafts are chains; trees of drafts are not built",
+      .remedy = "use --speculative-eagle-topk 1",
+      .violation = [](Config c,
+                      Model) { return IfAbove("--speculative-eagle-topk", c.speculative_eagle_topk, 1); },
+      .illegal_example = "--speculative-algorithm EAGLE --speculative-eagle-topk 2",
+      .legal_example = "--speculative-algorithm EAGLE --speculative-eagle-topk 1",
+  });
+  rows->push_back({
+      .id = "speculation-rows",
+      .combination = "--speculative-num-draft-tokens that is not --speculative-num-steps plus 1",
+      .reason = "a chain of N drafted tokens is verified in N + 1 rows",
+      .remedy = "leave --speculative-num-draft-tokens out, or set it to the steps plus 1 (at most 17)",
       .violation =
           [](Config c, Model) {
-            return c.speculative_algorithm.empty() ? ""
-                                                   : "--speculative-algorithm " + c.speculative_algorithm;
+            const int64_t rows = c.speculative_num_draft_tokens, steps = c.speculative_num_steps;
+            const bool ok = rows == 0 || (steps == 0 ? rows >= 2 && rows <= 17 : rows == steps + 1);
+            return ok ? ""
+                      : fmt::format("--speculative-num-draft-tokens {} with --speculative-num-steps {}", rows,
+                                    steps);
           },
-      .illegal_example = "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
-                         "--speculative-num-draft-tokens 4",
+      .illegal_example =
+          "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-num-draft-tokens 8",
+      .legal_example =
+          "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-num-draft-tokens 4",
+  });
+  rows->push_back({
+      .id = "speculation-without-draft-layer",
+      .combination = "--speculative-algorithm with a model that has no draft layer",
+      .reason = "drafts come from the checkpoint's own MTP layer (num_nextn_predict_layers is 0)",
+      .remedy = "leave the --speculative-... flags out; the answers are the same",
+      .needs_model = true,
+      .violation =
+          [](Config c, Model m) {
+            const bool hit = !c.speculative_algorithm.empty() && m->num_draft_layers == 0;
+            return hit ? fmt::format("--speculative-algorithm {}", c.speculative_algorithm) : "";
+          },
+      .illegal_example = "--speculative-algorithm NEXTN",
       .legal_example = "--speculative-algorithm none",
   });
   rows->push_back({

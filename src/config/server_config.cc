@@ -6,6 +6,13 @@
 
 namespace sluice {
 
+int32_t ServerConfig::DraftTokens() const {
+  constexpr int32_t kDefault = 3;
+  if (speculative_algorithm.empty()) return 0;
+  if (speculative_num_steps > 0) return int32_t(speculative_num_steps);
+  return speculative_num_draft_tokens > 1 ? int32_t(speculative_num_draft_tokens - 1) : kDefault;
+}
+
 std::string ServerConfig::ResolvedJson() const {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   for (const FlagSpec& flag : FlagTable()) {

@@ -86,6 +86,9 @@ struct ServerConfig {
   int64_t num_reserved_decode_tokens = 512;
   std::string speculative_algorithm;
   int64_t speculative_num_steps = 0, speculative_num_draft_tokens = 0, speculative_eagle_topk = 1;
+  std::string speculative_adaptive = "on";  // on, off
+  // Tokens drafted for a sequence and step at most; 0: no speculation.
+  int32_t DraftTokens() const;
 
   std::vector<std::string>
       notices;  // one line each, logged at start: accepted without effect, environment aliases in force

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "cache/kv_cache.h"
 #include "request/request.h"
+#include "schedule/draft_counters.h"
 
 namespace sluice {
 
@@ -24,6 +25,8 @@ struct EngineSnapshot {
           retractions_total = 0;
   int64_t requests_finished = 0, requests_aborted = 0, requests_failed = 0, requests_rejected = 0;
   double cpu_seconds = 0;  // of the engine thread
+  DraftCounters drafts;
+  int64_t decode_rows = 0;  // rows of running sequences, drafted ones included
   CacheStats cache;
 };
 

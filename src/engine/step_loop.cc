@@ -104,6 +104,8 @@ EngineSnapshot StepLoop::Snapshot() const {
   s.requests_finished = c.finished;
   s.requests_aborted = c.aborted;
   s.requests_failed = c.failed;
+  s.drafts = c.drafts;
+  s.decode_rows = c.decode_rows;
   return s;
 }
 

@@ -37,6 +37,7 @@ class Collector final : public OutputChannel {
       answer_.spec_proposed = event.spec_proposed;
       answer_.spec_accepted = event.spec_accepted;
       answer_.spec_steps = event.spec_steps;
+      answer_.spec_first_accepted = event.spec_first_accepted;
       error_ = event.error;
       done_ = true;
     }

@@ -51,7 +51,7 @@ Json PassJson(const PassResult& pass, const PassResult* cold, const Dataset& dat
   std::map<std::string, Share> kinds;
   CachedTokens cached;
   int64_t prompt = 0, output = 0, cached_total = 0, l1 = 0, l2 = 0, l3 = 0, proposed = 0, accepted = 0,
-          steps = 0;
+          steps = 0, first = 0;
   for (size_t i = 0; i < pass.turns.size(); ++i) {
     const TurnResult& t = pass.turns[i];
     all.Add(t.right);
@@ -68,6 +68,7 @@ Json PassJson(const PassResult& pass, const PassResult* cold, const Dataset& dat
     proposed += t.answer.spec_proposed;
     accepted += t.answer.spec_accepted;
     steps += t.answer.spec_steps;
+    first += t.answer.spec_first_accepted;
     if (cold != nullptr && i < cold->turns.size()) {
       const Answer& c = cold->turns[i].answer;
       same_text.Add(c.text == t.answer.text && c.finish == t.answer.finish &&
@@ -96,6 +97,8 @@ Json PassJson(const PassResult& pass, const PassResult* cold, const Dataset& dat
   out["accept_length"] = steps == 0 ? Json(nullptr) : Json(double(accepted + steps) / double(steps));
   out["draft_share"] = output == 0 ? 0.0 : double(accepted) / double(output);
   out["draft_proposed"] = proposed;
+  out["draft_accepted"] = accepted;
+  out["draft_first_acceptance"] = steps == 0 ? Json(nullptr) : Json(double(first) / double(steps));
   return out;
 }
 

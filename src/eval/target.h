@@ -20,7 +20,7 @@ struct Answer {
   uint64_t logits_hash = 0;         // over all steps; 0 against a server
   int32_t prompt_tokens = 0, output_tokens = 0;
   CachedTokens cached;
-  int32_t spec_proposed = 0, spec_accepted = 0, spec_steps = 0;
+  int32_t spec_proposed = 0, spec_accepted = 0, spec_steps = 0, spec_first_accepted = 0;
 };
 
 struct Question {

@@ -43,6 +43,11 @@ ModelRunner::ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, c
   forward_.dequant_verify = options.dequant_verify;
   tokens_.resize(size_t(options.max_rows));
   logits_rows_.reserve(max_logits_rows_);
+  if (options.draft_tokens > 0) {
+    SLUICE_CHECK(model.has_draft(), "speculation without a draft layer");
+    drafter_ = std::make_unique<Drafter>(model.config().hidden, ranks_.get(), &sampler_, options.num_slots,
+                                         options.draft_tokens, options.rank_rows, options.max_logits_rows);
+  }
 }
 
 ModelRunner::~ModelRunner() = default;
@@ -62,10 +67,14 @@ void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
   times_.rows.fetch_add(batch.rows(), std::memory_order_relaxed);
 }
 
-Status ModelRunner::Compute(const ForwardBatch& batch, StepResult* result) {
-  for (const SlotInit& init : batch.slot_inits) sampler_.InitSlot(init);
-  for (const PageCopy& copy : batch.page_copies) CopyPage(copy);
-  if (batch.rows() == 0) return OkStatus();
+Status ModelRunner::Compute(const ForwardBatch& planned, StepResult* result) {
+  for (const SlotInit& init : planned.slot_inits) {
+    sampler_.InitSlot(init);
+    if (drafter_ != nullptr) drafter_->InitSlot(init.slot);
+  }
+  for (const PageCopy& copy : planned.page_copies) CopyPage(copy);
+  if (planned.rows() == 0) return OkStatus();
+  const ForwardBatch& batch = drafter_ != nullptr ? drafter_->Resolve(planned) : planned;
   if (batch.rows() > int32_t(tokens_.size())) {
     return Internal("step of {} rows, planned for {}", batch.rows(), tokens_.size());
   }
@@ -76,6 +85,15 @@ Status ModelRunner::Compute(const ForwardBatch& batch, StepResult* result) {
   }
   CheckRows(batch, result);
   SampleRows(batch, result);
+  return drafter_ != nullptr ? Draft(planned, batch, *result) : OkStatus();
+}
+
+Status ModelRunner::Draft(const ForwardBatch& batch, const ForwardBatch& resolved, const StepResult& result) {
+  const Timed timed(&times_.draft);
+  const LogicalLayer layer = model_.config().draft_layer();
+  WaitReadable(layer);
+  RETURN_IF_ERROR(drafter_->AfterStep(batch, resolved, {tokens_.data(), size_t(batch.rows())}, result));
+  LayerFinal(layer);
   return OkStatus();
 }
 
@@ -144,7 +162,8 @@ void ModelRunner::SampleRows(const ForwardBatch& batch, StepResult* result) {
     size_t at = 0;
     for (size_t i = first; i < end; ++i) {
       if (logits_rows_[at] != batch.samples[i].row) ++at;
-      sampler_.Sample(batch.samples[i], logits + int64_t(at) * vocab, &result->samples[i]);
+      if (verifier_.Wanted(batch.samples[i], &result->samples[i]))
+        verifier_.Sample(batch.samples[i], logits + int64_t(at) * vocab, &result->samples[i]);
     }
     first = end;
   }

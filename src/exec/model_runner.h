@@ -10,13 +10,14 @@
 #include <vector>
 
 #include "exec/copy_worker.h"
+#include "exec/drafter.h"
 #include "exec/executor.h"
 #include "exec/rank_group.h"
 #include "kv/device_pool.h"
 #include "kv/host_pool.h"
 #include "model/model.h"
 #include "ops/backend.h"
-#include "sampling/sampler.h"
+#include "sampling/verify.h"
 
 namespace sluice {
 
@@ -26,11 +27,13 @@ struct ModelRunnerOptions {
   int64_t max_logits_rows = 0;
   bool dequant_only_topk = true;
   bool dequant_verify = false;
+  int32_t draft_tokens = 0;  // of a slot at most; 0: the draft layer, if any, is left alone
+  int64_t rank_rows = 0;     // rows of one rank's forward at most; with draft_tokens
 };
 
 // Where the time of all steps went, in nanoseconds; readable from any thread.
 struct RunnerTimes {
-  std::atomic<int64_t> steps{0}, rows{0}, forward{0}, logits{0}, sampling{0}, total{0};
+  std::atomic<int64_t> steps{0}, rows{0}, forward{0}, logits{0}, sampling{0}, draft{0}, total{0};
 };
 
 class ModelRunner final : public StepRunner, private LayerHooks {
@@ -50,6 +53,7 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   void ResolveTokens(const ForwardBatch& batch);
   void CheckRows(const ForwardBatch& batch, StepResult* result);
   void SampleRows(const ForwardBatch& batch, StepResult* result);
+  Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved, const StepResult& result);
   void WaitReadable(LogicalLayer layer) override;
   void LayerFinal(LogicalLayer layer) override;
 
@@ -59,6 +63,8 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   const DevicePool& device_;
   std::unique_ptr<CopyWorker> copies_;  // null without a host tier
   Sampler sampler_;
+  RunVerifier verifier_{&sampler_};
+  std::unique_ptr<Drafter> drafter_;  // null without speculation
   ForwardOptions forward_;
   std::vector<int32_t> tokens_;       // [max_rows] ids of the step's rows
   std::vector<int32_t> logits_rows_;  // rows of one Logits call

@@ -4,38 +4,9 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "exec/rank_state.h"
 
 namespace sluice {
-
-// The group's hooks as one rank's forward sees them.
-class RankGroup::Hooks final : public LayerHooks {
- public:
-  Hooks(RankGroup& group, RankState& rank) : group_(group), rank_(rank) {}
-  void WaitReadable(LogicalLayer layer) override;
-  void LayerFinal(LogicalLayer layer) override;
-  void IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) override;
-
- private:
-  RankGroup& group_;
-  RankState& rank_;
-};
-
-struct RankGroup::RankState {
-  Rank id;
-  std::unique_ptr<ops::Queue> queue;
-  std::unique_ptr<ModelBuffers> buffers;
-  std::unique_ptr<BatchTables> tables;
-  std::unique_ptr<Communicator> comm;
-  std::unique_ptr<Hooks> hooks;
-  std::vector<int32_t> tokens;        // [valid rows]
-  std::vector<int32_t> logits_rows;   // this rank's rows of a Logits call
-  std::vector<int32_t> logits_place;  // and where they go in the caller's order
-  const float* logits = nullptr;
-  ForwardOptions options;
-  Status status;
-  int64_t seen = 0;
-  std::thread thread;  // none for rank 0, which runs on the caller's
-};
 
 void RankGroup::Hooks::WaitReadable(LogicalLayer layer) {
   if (LayerHooks* hooks = group_.options_in_->hooks) hooks->WaitReadable(layer);
@@ -184,6 +155,28 @@ Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> to
   return OkStatus();
 }
 
+const float* RankGroup::Collect(std::span<const int32_t> rows, const std::vector<RankRow>& where,
+                                int64_t width, float* out,
+                                const std::function<const float*(RankState&)>& own) {
+  for (auto& rank : ranks_) {
+    rank->logits_rows.clear();
+    rank->logits_place.clear();
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const RankRow at = where[size_t(rows[i])];
+    ranks_[size_t(at.rank.value)]->logits_rows.push_back(at.row);
+    ranks_[size_t(at.rank.value)]->logits_place.push_back(int32_t(i));
+  }
+  RunOnAll([&](RankState& rank) {
+    if (rank.logits_rows.empty()) return;
+    const float* result = own(rank);
+    for (size_t i = 0; i < rank.logits_place.size(); ++i)
+      std::memcpy(out + int64_t(rank.logits_place[i]) * width, result + int64_t(i) * width,
+                  size_t(width) * sizeof(float));
+  });
+  return out;
+}
+
 const float* RankGroup::Logits(std::span<const int32_t> batch_rows) {
   if (ranks() == 1) {
     RankState& rank = *ranks_[0];
@@ -193,23 +186,10 @@ const float* RankGroup::Logits(std::span<const int32_t> batch_rows) {
   }
   SLUICE_CHECK(int64_t(batch_rows.size()) <= options_.limits.max_logits_rows, "{} logits rows of {}",
                batch_rows.size(), options_.limits.max_logits_rows);
-  for (auto& rank : ranks_) {
-    rank->logits_rows.clear();
-    rank->logits_place.clear();
-  }
-  for (size_t i = 0; i < batch_rows.size(); ++i) {
-    const RankRow where = split_.Where(batch_rows[i]);
-    ranks_[size_t(where.rank.value)]->logits_rows.push_back(where.row);
-    ranks_[size_t(where.rank.value)]->logits_place.push_back(int32_t(i));
-  }
-  const size_t vocab = size_t(model_.config().vocab_size);
-  RunOnAll([&](RankState& rank) {
-    if (rank.logits_rows.empty()) return;
-    const float* own = model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
-    for (size_t i = 0; i < rank.logits_place.size(); ++i)
-      std::memcpy(&logits_[size_t(rank.logits_place[i]) * vocab], own + i * vocab, vocab * sizeof(float));
-  });
-  return logits_.data();
+  return Collect(batch_rows, split_.where(), model_.config().vocab_size, logits_.data(),
+                 [&](RankState& rank) {
+                   return model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+                 });
 }
 
 const float* RankGroup::Hidden(int32_t batch_row) const {

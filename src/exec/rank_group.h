@@ -22,6 +22,7 @@
 
 #include "batch/rank_split.h"
 #include "comm/communicator.h"
+#include "exec/draft_layer.h"
 #include "model/model.h"
 #include "model/model_batch.h"
 
@@ -34,11 +35,11 @@ struct RankGroupOptions {
   ModelLimits limits;  // of one rank
 };
 
-class RankGroup {
+class RankGroup final : public DraftLayer {
  public:
   static StatusOr<std::unique_ptr<RankGroup>> Make(const Model& model, ops::Backend& backend,
                                                    const DevicePool& pool, const RankGroupOptions& options);
-  ~RankGroup();
+  ~RankGroup() override;
 
   // tokens: [batch rows], resolved. hooks of `options` are called once a layer for the whole group, in layer
   // order: WaitReadable may be called by several ranks at once, LayerFinal by the last rank whose rows are
@@ -51,6 +52,14 @@ class RankGroup {
 
   // Residual stream [hidden] of a row of the last Forward's batch.
   const float* Hidden(int32_t batch_row) const;
+
+  // DraftLayer, REQUIRES model.has_draft(). Nothing but the stored rows crosses ranks in FillDraft.
+  void FinalHidden(std::span<const int32_t> batch_rows, float* out) override;
+  Status FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) override;
+  Status DraftRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
+                   std::span<const int32_t> tokens, const float* hidden, bool kv_only) override;
+  const float* DraftLogits(std::span<const int32_t> rows) override;
+  void DraftHidden(std::span<const int32_t> rows, float* out) override;
 
   int32_t ranks() const { return int32_t(ranks_.size()); }
   const RankSplit& split() const { return split_; }
@@ -68,6 +77,9 @@ class RankGroup {
   void RunOnAll(const std::function<void(RankState&)>& work);
   Status ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens);
   void CountBytes(const ForwardBatch& batch);
+  // Runs `own` on every rank that has some of `rows` and puts its results, `width` floats a row, in order.
+  const float* Collect(std::span<const int32_t> rows, const std::vector<RankRow>& where, int64_t width,
+                       float* out, const std::function<const float*(RankState&)>& own);
 
   const Model& model_;
   const DevicePool& pool_;
@@ -76,7 +88,8 @@ class RankGroup {
   std::vector<std::unique_ptr<RankState>> ranks_;
   std::vector<std::atomic<int32_t>> layer_arrivals_;
   ForwardOptions* options_in_ = nullptr;
-  std::vector<float> logits_;  // [max_logits_rows, vocab], only with several ranks
+  std::vector<float> logits_;         // [max_logits_rows, vocab], only with several ranks
+  std::vector<RankRow> draft_where_;  // rows of the last DraftRows
   std::atomic<int64_t> bytes_moved_{0};
 
   std::mutex mutex_;

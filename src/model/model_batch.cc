@@ -51,7 +51,7 @@ StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::spa
       const int32_t slot = q.start + i;
       positions_[r] = slot - slot_shift;
       seq_of_row_[r] = int32_t(s);
-      page_[r] = pages[size_t(q.page_begin) + size_t(slot / kPageTokens)];
+      page_[r] = i < q.known ? PageId() : pages[size_t(q.page_begin) + size_t(slot / kPageTokens)];
       offset_[r] = int32_t(slot % kPageTokens);
     }
     m.max_context = std::max(m.max_context, end - slot_shift);

@@ -61,7 +61,9 @@ struct OutputEvent {
   // before position 0: its entry has the token and no logprob (0).
   std::vector<TokenOut> prompt_logprobs;
   uint64_t logits_hash = 0;                                      // with the last event, when asked for
-  int32_t spec_proposed = 0, spec_accepted = 0, spec_steps = 0;  // with the last event
+  // With the last event. steps: those that verified drafts; accepted: tokens they kept besides the sampled
+  // ones; first_accepted: steps whose first draft stood.
+  int32_t spec_proposed = 0, spec_accepted = 0, spec_steps = 0, spec_first_accepted = 0;
 };
 
 // Receives a request's events in order, on the engine thread; must return at once and never block (hand over

@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "base/random.h"
-#include "sampling/row_math.h"
 
 namespace sluice {
 namespace {
@@ -111,23 +110,34 @@ void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* ou
   }
   if (row.hash_logits) out->logits_hash = HashRow(logits, vocab_);
   if (row.sample) {
-    const float* x = logits;
-    float max = raw.max;
-    if (const float* adjusted = Adjust(row, &slot, logits)) {
-      const RowScan scan = ScanRow(adjusted, vocab_);
-      if (scan.unusable) {
-        out->status = UnusableLogits(row.position, "after penalties, bias, min_tokens and constraint");
-        return;
-      }
-      x = adjusted;
-      max = scan.max;
+    out->token = Choose(row, &slot, logits, raw);
+    if (out->token < 0) {
+      out->status = UnusableLogits(row.position, "after penalties, bias, min_tokens and constraint");
+      return;
     }
-    out->token = row.temperature == 0 || row.top_k == 1 ? FirstIndexOf(x, vocab_, max) : Draw(row, x, max);
     slot.last_token = out->token;
     if (slot.track_tokens) slot.history.AddOutput(out->token);
     if (slot.constraint != nullptr) slot.constraint->Accept(out->token, --slot.tokens_left);
   }
   if (row.top_logprobs >= 0 || (!row.sample && row.logprob_of >= 0)) FillLogprobs(row, logits, raw.max, out);
+}
+
+int32_t Sampler::Choose(const SampleRow& row, Slot* slot, const float* logits, const RowScan& raw) {
+  const float* x = logits;
+  float max = raw.max;
+  if (const float* adjusted = Adjust(row, slot, logits)) {
+    const RowScan scan = ScanRow(adjusted, vocab_);
+    if (scan.unusable) return -1;
+    x = adjusted;
+    max = scan.max;
+  }
+  return row.temperature == 0 || row.top_k == 1 ? FirstIndexOf(x, vocab_, max) : Draw(row, x, max);
+}
+
+int32_t Sampler::Propose(const SampleRow& row, const float* logits) {
+  const RowScan raw = ScanRow(logits, vocab_);
+  if (raw.unusable) return -1;
+  return Choose(row, &slots_[size_t(row.slot.value)], logits, raw);
 }
 
 int32_t Sampler::Draw(const SampleRow& row, const float* x, float max) {

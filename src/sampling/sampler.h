@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "batch/forward_batch.h"
+#include "sampling/row_math.h"
 #include "sampling/token_history.h"
 
 namespace sluice {
@@ -37,6 +38,10 @@ class Sampler {
   // logits (NaN, +inf or nothing but -inf, raw or after penalties and masks) set out->status and leave the
   // slot as it was.
   void Sample(const SampleRow& row, const float* logits, SampledToken* out);
+
+  // The token that Sample would choose for these logits, without recording it: how drafts are proposed. The
+  // slot's history is that of the tokens recorded so far. -1: unusable logits.
+  int32_t Propose(const SampleRow& row, const float* logits);
 
   int32_t vocab_size() const { return vocab_; }
 
@@ -55,6 +60,8 @@ class Sampler {
     int32_t token;
   };
 
+  // `raw` is the scan of `logits`. Unusable after penalties and masks: -1.
+  int32_t Choose(const SampleRow& row, Slot* slot, const float* logits, const RowScan& raw);
   // Null when the row needs no change, else the changed copy in work_.
   const float* Adjust(const SampleRow& row, Slot* slot, const float* logits);
   void ApplyConstraint(const SampleRow& row, Slot* slot, const float* logits);

@@ -11,7 +11,8 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCache* cache)
     : options_(options),
       cache_(cache),
       token_limit_(std::min(options.context_length, cache->total_pages() * kPageTokens)),
-      reserve_ratio_(std::min(1.0, 0.7 * options.conservativeness)) {
+      reserve_ratio_(std::min(1.0, 0.7 * options.conservativeness)),
+      draft_control_(options.draft_tokens, options.adaptive_drafts, options.draft_cost) {
   SLUICE_CHECK(options.max_running > 0 && options.context_length > 0, "max_running {} context {}",
                options.max_running, options.context_length);
   for (int32_t i = 0; i < num_slots(); ++i) GiveSlot(SlotId(i));
@@ -23,7 +24,8 @@ int64_t MaxStepRows(const SchedulerOptions& options) {
   const int64_t prefill = options.chunk_tokens > 0
                               ? std::min(options.chunk_tokens, options.context_length)
                               : std::max(options.context_length, options.max_prefill_tokens);
-  return prefill + options.max_running;
+  // With speculation every decode may verify, and every admission computes one row again for its state.
+  return prefill + options.max_running * (options.draft_tokens > 0 ? options.draft_tokens + 2 : 1);
 }
 
 Status Scheduler::Check(const Request& request) const {
@@ -158,6 +160,10 @@ void Scheduler::SendFinal(RequestGroup* group, int32_t choice, Sequence* s, Outp
   if (s != nullptr) {
     s->first_event_sent = true;
     event.logits_hash = s->logits_hash;
+    event.spec_steps = s->spec_runs;
+    event.spec_proposed = s->spec_proposed;
+    event.spec_accepted = s->spec_accepted;
+    event.spec_first_accepted = s->spec_first_accepted;
   }
   group->worst = std::max(group->worst, event.finish);
   if (group->request.output != nullptr) group->request.output->Push(std::move(event));
@@ -236,8 +242,8 @@ void Scheduler::LetGo(Sequence* s) {
   Remove(&leaving_, s);
   if (s->state == SeqState::kRetracting) {
     s->state = SeqState::kWaiting;
-    s->planned = s->computed = s->committed = s->pending = 0;
-    s->sampled_in_slot = false;
+    s->planned = s->computed = s->committed = s->pending = s->drafts = 0;
+    s->sampled_in_slot = s->state_missing = false;
     s->wait_storage = false;
     s->failed = false;
     Insert(&waiting_, s);

@@ -30,6 +30,7 @@
 #include "batch/forward_batch.h"
 #include "cache/kv_cache.h"
 #include "request/request.h"
+#include "schedule/draft_control.h"
 #include "schedule/sequence.h"
 
 namespace sluice {
@@ -47,12 +48,16 @@ struct SchedulerOptions {
   double conservativeness = 1.0;  // scales the share of future tokens that admission keeps room for
   std::vector<int32_t> eos_token_ids;
   bool label_kv = false;  // tell the cache the request's name, for its records
+  int32_t draft_tokens = 0;      // drafted tokens of a sequence and step at most; 0: no speculation
+  bool adaptive_drafts = false;  // load and acceptance decide; else always draft_tokens
+  DraftCost draft_cost;
 };
 
 struct SchedulerCounters {
   int64_t prompt_tokens = 0, generation_tokens = 0, cached_tokens = 0, retractions = 0;
   int64_t finished = 0, aborted = 0, failed = 0;
   int64_t steps = 0, prefill_rows = 0, decode_rows = 0, dropped_tokens = 0;
+  DraftCounters drafts;
 };
 
 // Rows of the largest step, and slots that the executor must have: sequences that end hold theirs until the
@@ -107,6 +112,7 @@ class Scheduler {
     Sequence* seq;
     int32_t start = 0, rows = 0;
     int32_t sample = -1;                       // index of the sample that is its next token
+    int32_t samples = 0;                       // of the run that starts there: one, and one a drafted row
     int32_t score_begin = 0, score_count = 0;  // samples that score prompt tokens
     int32_t forks = 0;                         // the next `forks` parts are choices that fork off this one
   };
@@ -133,7 +139,13 @@ class Scheduler {
   int64_t PagesFor(const Sequence& s, int64_t future_tokens) const;
   int64_t FutureTokens(const Sequence& s) const;
   int64_t RowsThisStep(const Sequence& s, int64_t budget, bool first) const;
-  void AppendRows(Sequence* s, int32_t rows, ForwardBatch* batch, Step* step);
+  // Rows of a decode: one, and one for each of `verify` drafted tokens.
+  void AppendRows(Sequence* s, int32_t rows, int32_t verify, int32_t draft_next, ForwardBatch* batch,
+                  Step* step);
+  void AppendPrefill(Sequence* s, int32_t rows, ForwardBatch* batch, Step* step);
+  bool speculates() const { return options_.draft_tokens > 0; }
+  // Tokens worth drafting once a step with `verify` drafted rows has sampled.
+  int32_t DraftNext(const Sequence& s, int32_t verify) const;
   void AppendForks(Sequence* s, const SampleRow& row, ForwardBatch* batch, Step* step);
   SampleRow MakeSampleRow(const Sequence& s, int32_t row, int32_t position) const;
   void InitSlot(Sequence* s, ForwardBatch* batch);
@@ -144,9 +156,11 @@ class Scheduler {
   void CommitPart(const Part& part, const StepResult& result);
   void CommitFork(Sequence* parent, const Part& part, const StepResult& result);
   bool AttachPages(Sequence* parent, Sequence* fork);
+  void Withdraw(const Part& part);
   void KeepScores(const Part& part, const StepResult& result);
   // Appends the token, sends it, ends the sequence when it is the last.
   void KeepToken(Sequence* s, const SampledToken& sampled);
+  void KeepRun(Sequence* s, const Part& part, const StepResult& result);
   void TellCache(Sequence* s);
   void StepFailed(const Step& step, const Status& status);
   // Pages did not arrive: nothing the step computed counts, its sequences start again.
@@ -194,6 +208,7 @@ class Scheduler {
   int64_t blocked_step_ = 0;
   double reserve_ratio_;
   SchedulerCounters counters_;
+  DraftControl draft_control_;
   std::vector<std::pair<int32_t, Sequence*>> prefix_order_;  // scratch of OrderByPrefix
 };
 

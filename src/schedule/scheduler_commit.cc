@@ -41,9 +41,15 @@ void Scheduler::Settle(Sequence* s) {
   if (s->in_flight == 0 && (s->ended() || s->state == SeqState::kRetracting)) LetGo(s);
 }
 
+// The step's tokens are no longer being sampled, and of its drafted rows none counts.
+void Scheduler::Withdraw(const Part& part) {
+  part.seq->pending -= part.samples;
+  if (part.samples > 1) part.seq->planned -= part.samples - 1;
+}
+
 void Scheduler::StepFailed(const Step& step, const Status& status) {
   for (const Part& part : step.parts) {
-    part.seq->pending -= part.sample >= 0 ? 1 : 0;
+    Withdraw(part);
     part.seq->failed = true;
     if (!part.seq->ended()) EndGroup(part.seq->group, FinishReason::kError, status);
   }
@@ -53,7 +59,7 @@ void Scheduler::StepFailed(const Step& step, const Status& status) {
 void Scheduler::LoadFailed(const Step& step) {
   for (const Part& part : step.parts) {
     Sequence* s = part.seq;
-    s->pending -= part.sample >= 0 ? 1 : 0;
+    Withdraw(part);
     s->failed = true;
     if (s->state == SeqState::kRunning || s->state == SeqState::kForking) Retract(s);
   }
@@ -81,7 +87,7 @@ void Scheduler::KeepScores(const Part& part, const StepResult& result) {
 
 void Scheduler::CommitPart(const Part& part, const StepResult& result) {
   Sequence* s = part.seq;
-  s->pending -= part.sample >= 0 ? 1 : 0;
+  Withdraw(part);
   Status failed;
   for (const FailedSlot& f : result.failed_slots) {
     if (f.slot == s->slot) failed = f.status;
@@ -96,7 +102,9 @@ void Scheduler::CommitPart(const Part& part, const StepResult& result) {
     counters_.dropped_tokens += part.sample >= 0 ? 1 : 0;
     s->failed |= !failed.ok();
     // A row that was computed from the token that ended the sequence is as final as any other.
-    s->computed = std::max(s->computed, std::min(part.start + part.rows, int32_t(s->tokens.size())));
+    // (Where it lies is not known here when drafts may have been rejected.)
+    if (!speculates())
+      s->computed = std::max(s->computed, std::min(part.start + part.rows, int32_t(s->tokens.size())));
   } else if (!failed.ok()) {
     s->failed = true;
     if (s->group->spawned < s->group->choices() || part.forks > 0) {
@@ -107,6 +115,8 @@ void Scheduler::CommitPart(const Part& part, const StepResult& result) {
       event.error = failed;
       End(s, std::move(event));
     }
+  } else if (part.samples > 1 || part.start != s->computed) {
+    KeepRun(s, part, result);
   } else {
     SLUICE_CHECK(part.start == s->computed, "rows from {} computed {}", part.start, s->computed);
     s->computed = part.start + part.rows;
@@ -187,6 +197,47 @@ bool Scheduler::AttachPages(Sequence* parent, Sequence* fork) {
   fork->planned = fork->computed = prompt;
   fork->committed = int32_t(fork->kv.computed);
   return true;
+}
+
+// Rows [computed, computed + drawn) are final: one for the token before the run, one for each draft that
+// stood.
+void Scheduler::KeepRun(Sequence* s, const Part& part, const StepResult& result) {
+  SLUICE_CHECK(speculates() && part.start >= s->computed && part.rows == part.samples,
+               "rows from {} computed {}, {} rows, {} samples", part.start, s->computed, part.rows,
+               part.samples);
+  const std::span<const SampledToken> run =
+      std::span(result.samples).subspan(size_t(part.sample), size_t(part.samples));
+  int32_t drawn = 0;
+  while (drawn < part.samples && run[size_t(drawn)].token >= 0) ++drawn;
+  SLUICE_CHECK(drawn > 0, "sequence {}:{}: nothing was drawn", s->group->arrival, s->choice);
+  const int32_t from = s->computed, drafts = part.samples - 1;
+  if (drafts > 0) {
+    ++s->spec_runs;
+    s->spec_proposed += drafts;
+    s->spec_first_accepted += drawn > 1;
+  }
+  int32_t kept = 0;
+  while (kept < drawn && !s->ended()) {
+    s->computed = from + kept + 1;
+    TellCache(s);
+    if (kept > 0) ++s->spec_accepted;
+    if (kept > 0) ++s->planned;
+    KeepToken(s, run[size_t(kept++)]);
+  }
+  if (drafts > 0) {
+    counters_.drafts.Add(drafts, drawn - 1, kept - 1);
+    draft_control_.Observe(drafts, drawn - 1);
+  }
+  if (s->ended()) {
+    s->computed = std::min(from + drawn, int32_t(s->tokens.size()));
+    s->planned = std::max(s->planned, s->computed);
+  } else if (drawn < part.samples && !run[size_t(drawn)].status.ok()) {
+    s->failed = true;
+    OutputEvent event;
+    event.finish = FinishReason::kError;
+    event.error = run[size_t(drawn)].status;
+    End(s, std::move(event));
+  }
 }
 
 void Scheduler::KeepToken(Sequence* s, const SampledToken& sampled) {

@@ -94,7 +94,8 @@ SampleRow Scheduler::MakeSampleRow(const Sequence& s, int32_t row, int32_t posit
   r.seed = p.seed;
   r.choice = s.choice;
   r.top_logprobs = p.top_logprobs;
-  r.suppress_stop = position - s.group->prompt_len() < p.min_tokens;
+  r.stop_from = s.group->prompt_len() + p.min_tokens;
+  r.suppress_stop = position < r.stop_from;
   r.hash_logits = p.hash_logits;
   return r;
 }
@@ -113,27 +114,44 @@ void Scheduler::InitSlot(Sequence* s, ForwardBatch* batch) {
   init.output_tokens.assign(s->tokens.begin() + s->group->prompt_len(), s->tokens.end());
 }
 
-void Scheduler::AppendRows(Sequence* s, int32_t rows, ForwardBatch* batch, Step* step) {
+int32_t Scheduler::DraftNext(const Sequence& s, int32_t verify) const {
+  if (!speculates()) return 0;
+  // The run may give verify + 1 tokens and the last one is sampled, not drafted.
+  const int32_t left = s.group->max_new - (s.length() - s.group->prompt_len());
+  return std::clamp(left - verify - 2, 0, draft_control_.drafts());
+}
+
+void Scheduler::AppendRows(Sequence* s, int32_t rows, int32_t verify, int32_t draft_next, ForwardBatch* batch,
+                           Step* step) {
   const int32_t known = int32_t(s->tokens.size());
+  const int32_t start = s->planned;
+  // The draft row of the first slot after a hit needs the state before it: the last row of the hit is
+  // computed again, for its state alone.
+  const int32_t again = std::exchange(s->state_missing, false) ? 1 : 0;
   BatchSeq seq;
   seq.slot = s->slot;
   seq.row_begin = batch->rows();
-  seq.num_rows = rows;
-  seq.start = s->planned;
+  seq.num_rows = rows + again;
+  seq.start = start - again;
+  seq.known = again;
+  seq.verify = verify;
   seq.page_begin = int32_t(batch->pages.size());
-  seq.num_pages = int32_t(CeilDiv(s->planned + rows, kPageTokens));
   seq.cached = int32_t(s->kv.cached);
   seq.decode = s->decoding();
-  SLUICE_CHECK(rows > 0 && rows <= s->rows_left() && size_t(seq.num_pages) <= s->kv.pages.size(),
-               "rows {} of {}, pages {} of {}", rows, s->rows_left(), seq.num_pages, s->kv.pages.size());
-  const int32_t end = s->planned + rows;
+  SLUICE_CHECK(rows > 0 && rows - verify <= s->rows_left(), "rows {} of {}", rows, s->rows_left());
+  const int32_t end = start + rows;
   const int32_t end_known = std::min(end, known);
-  batch->tokens.insert(batch->tokens.end(), s->tokens.begin() + std::min(s->planned, known),
+  batch->tokens.insert(batch->tokens.end(), s->tokens.begin() + std::min(seq.start, known),
                        s->tokens.begin() + end_known);
   if (end > known) {
-    SLUICE_CHECK(end == s->length() && s->sampled_in_slot, "end {} length {}", end, s->length());
-    batch->tokens.push_back(TokenFromSlot(s->slot));
+    SLUICE_CHECK(end - verify == s->length() && s->sampled_in_slot, "end {} length {}", end, s->length());
+    for (int32_t r = std::max(known, start); r < end; ++r) batch->tokens.push_back(TokenFromSlot(s->slot));
   }
+  if (speculates() && end < known) seq.next_token = s->tokens[size_t(end)];
+  seq.draft_next = draft_next;
+  seq.num_pages = int32_t(CeilDiv(end + draft_next + (seq.next_token >= 0 ? 1 : 0), kPageTokens));
+  SLUICE_CHECK(size_t(seq.num_pages) <= s->kv.pages.size(), "pages {} of {}", seq.num_pages,
+               s->kv.pages.size());
   batch->pages.insert(batch->pages.end(), s->kv.pages.begin(), s->kv.pages.begin() + seq.num_pages);
   if (Planted(Plant::kGlobalPageInverse)) {
     const auto first = std::find(batch->pages.begin(), batch->pages.end(), s->kv.pages[0]);
@@ -148,7 +166,7 @@ void Scheduler::AppendRows(Sequence* s, int32_t rows, ForwardBatch* batch, Step*
     const int32_t from = group->request.sampling.prompt_logprobs_from;
     part.score_begin = int32_t(batch->samples.size());
     for (int32_t p = std::max(s->planned, from - 1); p < end && p + 1 < group->prompt_len(); ++p) {
-      SampleRow row = MakeSampleRow(*s, seq.row_begin + p - s->planned, p + 1);
+      SampleRow row = MakeSampleRow(*s, seq.row_begin + p - seq.start, p + 1);
       row.sample = false;
       row.hash_logits = false;
       row.logprob_of = s->tokens[size_t(p + 1)];
@@ -158,15 +176,21 @@ void Scheduler::AppendRows(Sequence* s, int32_t rows, ForwardBatch* batch, Step*
   }
   s->planned = end;
   ++s->in_flight;
-  const bool last = end == s->length();
+  const bool last = end - verify == s->length();
   if (!last || group->max_new == 0) {
     step->parts.push_back(part);
     return;
   }
-  const SampleRow row = MakeSampleRow(*s, seq.row_begin + rows - 1, end);
   part.sample = int32_t(batch->samples.size());
-  batch->samples.push_back(row);
-  ++s->pending;
+  part.samples = verify + 1;
+  SampleRow row;
+  for (int32_t left = verify; left >= 0; --left) {
+    row = MakeSampleRow(*s, seq.row_begin + seq.num_rows - 1 - left, end - left);
+    row.run_left = left;
+    batch->samples.push_back(row);
+  }
+  s->pending += verify + 1;
+  s->drafts = draft_next;
   s->sampled_in_slot = true;
   const size_t at = step->parts.size();
   step->parts.push_back(part);
@@ -192,6 +216,7 @@ void Scheduler::AppendForks(Sequence* s, const SampleRow& row, ForwardBatch* bat
     fork->in_flight = 1;
     fork->planned = 0;
     fork->sampled_in_slot = true;
+    fork->drafts = 0;
     Insert(&running_, fork);
     InitSlot(fork, batch);
     SampleRow sample = row;
@@ -199,6 +224,7 @@ void Scheduler::AppendForks(Sequence* s, const SampleRow& row, ForwardBatch* bat
     sample.choice = fork->choice;
     Part part{fork};
     part.sample = int32_t(batch->samples.size());
+    part.samples = 1;
     batch->samples.push_back(sample);
     step->parts.push_back(part);
   }
@@ -230,6 +256,7 @@ void Scheduler::Retract(Sequence* s) {
 }
 
 void Scheduler::PlanDecodes(ForwardBatch* batch, Step* step) {
+  if (speculates()) draft_control_.BeginStep(running());
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* s = running_[i];
     if (s->state != SeqState::kRunning || !s->decoding()) continue;
@@ -239,7 +266,19 @@ void Scheduler::PlanDecodes(ForwardBatch* batch, Step* step) {
       if (s->state != SeqState::kRunning) --i;  // it took itself off the list
       continue;
     }
-    AppendRows(s, 1, batch, step);
+    int32_t verify = 0, next = 0;
+    if (speculates()) {
+      const int32_t left = s->group->max_new - (s->length() - s->group->prompt_len());
+      verify = std::min(s->drafts, left - 1);
+      next = DraftNext(*s, verify);
+      // Pages for guesses are taken where there are some, and never cost another sequence its own.
+      if (verify + next > 0 && !cache_->Grow(&s->kv, s->planned + 1 + verify + next)) {
+        next = 0;
+        const int64_t room = int64_t(s->kv.pages.size()) * kPageTokens - s->planned - 1;
+        verify = int32_t(std::min<int64_t>(verify, room));
+      }
+    }
+    AppendRows(s, 1 + verify, verify, next, batch, step);
   }
 }
 
@@ -247,6 +286,15 @@ int64_t Scheduler::RowsThisStep(const Sequence& s, int64_t budget, bool first) c
   const int64_t left = s.rows_left();
   if (options_.chunk_tokens > 0) return std::min(left, budget);
   return left <= budget || first ? left : 0;
+}
+
+void Scheduler::AppendPrefill(Sequence* s, int32_t rows, ForwardBatch* batch, Step* step) {
+  int32_t next = 0;
+  if (rows == s->rows_left()) {  // it samples: drafting may begin
+    next = DraftNext(*s, 0);
+    if (next > 0 && !cache_->Grow(&s->kv, s->length() + next)) next = 0;
+  }
+  AppendRows(s, rows, 0, next, batch, step);
 }
 
 void Scheduler::PlanPrefills(ForwardBatch* batch, Step* step, int64_t* budget) {
@@ -257,7 +305,7 @@ void Scheduler::PlanPrefills(ForwardBatch* batch, Step* step, int64_t* budget) {
       continue;
     const int64_t rows = RowsThisStep(*s, *budget, first);
     if (rows == 0) continue;
-    AppendRows(s, int32_t(rows), batch, step);
+    AppendPrefill(s, int32_t(rows), batch, step);
     *budget -= rows;
     first = false;
   }
@@ -396,11 +444,13 @@ void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budge
     }
     s->state = SeqState::kRunning;
     s->planned = s->computed = s->committed = int32_t(s->kv.computed);
+    s->state_missing = speculates() && s->planned > 0;
+    s->drafts = 0;
     s->slot = TakeSlot();
     Insert(&running_, s);
     InitSlot(s, batch);
     const int64_t rows = RowsThisStep(*s, *budget, true);
-    AppendRows(s, int32_t(rows), batch, step);
+    AppendPrefill(s, int32_t(rows), batch, step);
     *budget -= rows;
     first = false;
   }

@@ -8,6 +8,8 @@
 // Positions of a running sequence:
 //   [0 .. computed) rows final     [computed .. planned) rows in submitted batches
 //   [0 .. tokens.size()) tokens known here; `pending` more are being sampled by submitted batches
+// With speculation `planned` and `pending` count every drafted row and token of submitted batches as if it
+// stood; Commit takes back those that did not.
 // A sequence leaves pages and slot only when in_flight == 0: no submitted or prepared batch refers to them.
 #pragma once
 
@@ -66,9 +68,12 @@ struct Sequence {
   bool sampled_in_slot =
       false;            // a step of this admission samples for the slot: the last token may be a reference
   bool failed = false;  // its own rows cannot be trusted: nothing of it enters the cache
+  bool state_missing = false;  // the first rows stand on a hit whose last hidden state the draft layer needs
   bool first_event_sent = false;
   bool wait_storage = false;
   uint64_t logits_hash = 0;
+  int32_t drafts = 0;  // tokens that the slot has drafted once all submitted steps have run
+  int32_t spec_runs = 0, spec_proposed = 0, spec_accepted = 0, spec_first_accepted = 0;
 
   int32_t produced() const { return int32_t(tokens.size()) - group->prompt_len(); }
   int32_t length() const { return int32_t(tokens.size()) + pending; }  // tokens known or being sampled

@@ -346,7 +346,9 @@ Usage Generation::ChoiceUsage(size_t p, const Choice& choice) const {
   return {.prompt = int64_t(spec_.prompts[p].ids.size()),
           .completion = choice.text.tokens(),
           .cached = prompts_[p].cached,
-          .details = spec_.cached_details};
+          .details = spec_.cached_details,
+          .drafted = choice.spec_proposed,
+          .draft_kept = choice.spec_accepted};
 }
 
 Usage Generation::TotalUsage() const {
@@ -357,7 +359,11 @@ Usage Generation::TotalUsage() const {
     total.cached.host += prompts_[p].cached.host;
     total.cached.storage += prompts_[p].cached.storage;
   }
-  for (const Choice& choice : choices_) total.completion += choice.text.tokens();
+  for (const Choice& choice : choices_) {
+    total.completion += choice.text.tokens();
+    total.drafted += choice.spec_proposed;
+    total.draft_kept += choice.spec_accepted;
+  }
   return total;
 }
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <vector>
 
 namespace sluice {
@@ -215,6 +216,43 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
   counter("storage_read_bytes_total", "Bytes read from the storage tier.", double(c.storage_read_bytes));
   counter("storage_write_bytes_total", "Bytes written to the storage tier.", double(c.storage_write_bytes));
   counter("storage_errors_total", "Storage operations that failed.", double(c.storage_errors));
+  const DraftCounters& d = e.drafts;
+  counter("spec_verify_runs_total", "Steps of a sequence that verified drafted tokens.", double(d.runs));
+  counter("spec_proposed_tokens_total", "Tokens drafted and verified.", double(d.proposed));
+  counter("spec_accepted_tokens_total", "Drafted tokens that answers kept.", double(d.accepted));
+  gauge("spec_accept_length", "Tokens of a verification step, the sampled one included; mean so far.",
+        d.runs > 0 ? 1 + ratio(d.accepted, d.runs) : 0);
+  gauge("spec_accept_rate", "Share of drafted tokens that answers kept.", ratio(d.accepted, d.proposed));
+  if (d.runs > 0) {
+    int32_t most = 0;
+    for (int32_t i = 0; i < kMaxDraftTokens; ++i)
+      if (d.proposed_at[size_t(i)] > 0) most = i + 1;
+    prom::MetricFamily lengths;
+    lengths.name = "sluice:spec_accept_length_tokens";
+    lengths.help = "Verification steps by the tokens that they gave.";
+    lengths.type = prom::MetricType::Histogram;
+    prom::ClientMetric& metric = lengths.metric.emplace_back();
+    metric.label.push_back({"model_name", model_name_});
+    uint64_t below = 0;
+    for (int32_t i = 0; i <= most; ++i) {
+      below += uint64_t(d.runs_by_accepted[size_t(i)]);
+      metric.histogram.bucket.push_back({below, double(i + 1)});
+    }
+    metric.histogram.bucket.push_back({below, std::numeric_limits<double>::infinity()});
+    metric.histogram.sample_count = below;
+    metric.histogram.sample_sum = double(d.runs + d.accepted);
+    families.push_back(std::move(lengths));
+    std::vector<std::pair<prom::ClientMetric::Label, double>> proposed, accepted;
+    for (int32_t i = 0; i < most; ++i) {
+      const prom::ClientMetric::Label place{"place", std::to_string(i + 1)};
+      proposed.push_back({place, double(d.proposed_at[size_t(i)])});
+      accepted.push_back({place, double(d.accepted_at[size_t(i)])});
+    }
+    add("spec_proposed_at_total", "Drafts verified, by how many tokens ahead they were.",
+        prom::MetricType::Counter, std::move(proposed));
+    add("spec_accepted_at_total", "Drafts that stood, by how many tokens ahead they were.",
+        prom::MetricType::Counter, std::move(accepted));
+  }
   if (aliases_) {
     const size_t own = families.size();
     for (size_t i = 0; i < own; ++i) {

@@ -146,7 +146,7 @@ class Client final : public OutputChannel {
 
 class EngineWorld {
  public:
-  EngineWorld(uint64_t seed, bool trace) : journal_(trace), random_(seed) {
+  EngineWorld(uint64_t seed, bool trace, bool drafts) : journal_(trace), random_(seed), drafts_(drafts) {
     use_storage_ = random_.Chance(0.4);
     use_host_ = use_storage_ || random_.Chance(0.5);
     const auto sometimes = [&](double p) { return random_.Chance(0.3) ? p : 0.0; };
@@ -184,7 +184,8 @@ class EngineWorld {
     const DType latent = random_.Chance(0.5) ? DType::kBF16 : DType::kF8E4M3;
     const DType index = random_.Chance(0.5) ? DType::kBF16 : DType::kF8E4M3;
     const uint64_t identity = random_.Below(2);
-    const KvLayout layout = SimLayout(latent, index, random_.Chance(0.3), identity);
+    const bool draft_rows = random_.Chance(0.3);
+    const KvLayout layout = SimLayout(latent, index, draft_rows || drafts_, identity);
     const uint64_t model =
         Mix(identity + 1, (uint64_t(latent) << 8 | uint64_t(index)) + layout.pieces().size() * 65536);
     const int32_t lanes = 1 + int32_t(random_.Below(3));
@@ -233,9 +234,13 @@ class EngineWorld {
     o.scheduler.use_priority = random_.Chance(0.3);
     o.scheduler.conservativeness = random_.Chance(0.5) ? 1.0 : random_.Unit();
     o.scheduler.eos_token_ids = {kEos};
-    executor_ =
-        std::make_unique<SimExecutor>(device_.get(), host_.get(), int32_t(2 * o.scheduler.max_running),
-                                      &clock_, &journal_, random_.Next(), executor_faults_);
+    if (drafts_) {
+      o.scheduler.draft_tokens = 1 + int32_t(random_.Below(5));
+      o.scheduler.adaptive_drafts = random_.Chance(0.5);
+    }
+    executor_ = std::make_unique<SimExecutor>(device_.get(), host_.get(),
+                                              int32_t(2 * o.scheduler.max_running), &clock_, &journal_,
+                                              random_.Next(), executor_faults_, o.scheduler.draft_tokens);
     auto watched = std::make_unique<WatchedCache>(MakeKvCache(cache, layout, host_.get(), storage_.get()),
                                                   executor_.get(), model, &journal_);
     cache_ = watched.get();
@@ -433,6 +438,10 @@ class EngineWorld {
           std::pair("failed_backups", s.failed_backups), std::pair("verified_pages", s.verified_pages),
           std::pair("verify_skipped", s.verify_skipped)})
       journal_.Cover(name, n);
+    if (!drafts_) return;
+    journal_.Cover("drafts_proposed", c.drafts.proposed);
+    journal_.Cover("drafts_kept", c.drafts.accepted);
+    journal_.Cover("drafts_rejected", c.drafts.proposed - c.drafts.accepted);
   }
 
   Journal journal_;
@@ -441,6 +450,7 @@ class EngineWorld {
   SimulatedMedium medium_;
   StorageFaults storage_faults_;
   ExecutorFaults executor_faults_;
+  const bool drafts_;
   bool use_host_ = false, use_storage_ = false;
 
   std::unique_ptr<DevicePool> device_;
@@ -457,6 +467,7 @@ class EngineWorld {
 
 }  // namespace
 
-SeedReport RunEngineSeed(uint64_t seed, bool trace) { return EngineWorld(seed, trace).Run(); }
+SeedReport RunEngineSeed(uint64_t seed, bool trace) { return EngineWorld(seed, trace, false).Run(); }
+SeedReport RunDraftSeed(uint64_t seed, bool trace) { return EngineWorld(seed, trace, true).Run(); }
 
 }  // namespace sluice::sim

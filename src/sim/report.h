@@ -62,5 +62,6 @@ const std::vector<Scenario>& Scenarios();
 SeedReport RunRadixSeed(uint64_t seed, bool trace);
 SeedReport RunTiersSeed(uint64_t seed, bool trace);
 SeedReport RunEngineSeed(uint64_t seed, bool trace);
+SeedReport RunDraftSeed(uint64_t seed, bool trace);
 
 }  // namespace sluice::sim

@@ -9,6 +9,9 @@ const std::vector<Scenario>& Scenarios() {
        RunTiersSeed},
       {"engine", "scheduler, cache, tiers and executor: arrivals, aborts, retractions, tiny pools",
        RunEngineSeed},
+      {"draft",
+       "the engine scenario with speculation: verified runs, rejected drafts, rows of the draft layer",
+       RunDraftSeed},
   };
   return all;
 }

@@ -8,12 +8,6 @@
 #include "kv/page_copy.h"
 
 namespace sluice::sim {
-namespace {
-constexpr uint64_t kLostChain =
-    0x10571057;  // of rows that a failed step or load left: whoever reads them is lost too
-constexpr int32_t kLostToken = -7;
-}  // namespace
-
 void LogitsOf(uint64_t chain, std::vector<float>* logits) {
   logits->resize(kVocab);
   SeededStream random(chain);
@@ -22,7 +16,7 @@ void LogitsOf(uint64_t chain, std::vector<float>* logits) {
 }
 
 SimExecutor::SimExecutor(const DevicePool* device, const HostPool* host, int32_t slots, const Clock* clock,
-                         Journal* journal, uint64_t seed, const ExecutorFaults& faults)
+                         Journal* journal, uint64_t seed, const ExecutorFaults& faults, int32_t draft_tokens)
     : device_(device),
       host_(host),
       clock_(clock),
@@ -30,7 +24,12 @@ SimExecutor::SimExecutor(const DevicePool* device, const HostPool* host, int32_t
       random_(seed),
       faults_(faults),
       rows_(device),
-      sampler_(kVocab, slots) {}
+      sampler_(kVocab, slots),
+      draft_layer_(&rows_, journal) {
+  if (draft_tokens > 0)
+    drafter_ = std::make_unique<Drafter>(kStateFloats, &draft_layer_, &sampler_, slots, draft_tokens,
+                                         /*max_rows=*/64, /*max_logits_rows=*/3);
+}
 
 uint64_t SimExecutor::RootOf(PageId page) const {
   const auto it = roots_.find(page.value);
@@ -87,7 +86,7 @@ PageId SimExecutor::PageOf(const ForwardBatch& batch, const BatchSeq& seq, int64
 }
 
 void SimExecutor::Lose(const ForwardBatch& batch, const BatchSeq& seq) {
-  for (int64_t p = seq.start; p < seq.start + seq.num_rows; ++p)
+  for (int64_t p = seq.start + seq.known; p < seq.start + seq.num_rows; ++p)
     for (int piece = 0; piece < rows_.pieces(); ++piece)
       rows_.Write(piece, PageOf(batch, seq, p), p % kPageTokens, kLostChain, kLostToken, p);
 }
@@ -113,7 +112,11 @@ void SimExecutor::Run(const ForwardBatch& batch, StepResult* result) {
     if (now) CopyPages(plan, *device_, *host_, -1);
     late_.push_back({plan, now});
   }
-  for (const SlotInit& init : batch.slot_inits) sampler_.InitSlot(init);
+  for (const SlotInit& init : batch.slot_inits) {
+    sampler_.InitSlot(init);
+    if (drafter_ != nullptr) drafter_->InitSlot(init.slot);
+  }
+  const ForwardBatch& resolved = drafter_ != nullptr ? drafter_->Resolve(batch) : batch;
   for (const PageCopy& copy : batch.page_copies)
     for (const KvPiece& piece : device_->layout().pieces())
       std::memcpy(device_->Piece(piece, copy.to), device_->Piece(piece, copy.from), size_t(piece.bytes));
@@ -133,7 +136,7 @@ void SimExecutor::Run(const ForwardBatch& batch, StepResult* result) {
     journal_->Cover("steps_failed");
     for (const CopyPlan& plan : batch.loads) CopyPages(plan, *device_, *host_, -1);
   } else if (!load_failed) {
-    return Forward(batch, result);
+    return Forward(batch, resolved, result);
   }
   for (const CopyPlan& plan : batch.loads)
     if (std::find(result->copies_failed.begin(), result->copies_failed.end(), plan.id) ==
@@ -141,26 +144,24 @@ void SimExecutor::Run(const ForwardBatch& batch, StepResult* result) {
       CopyPages(plan, *device_, *host_, -1);
       result->copies_done.push_back(plan.id);
     }
-  for (const BatchSeq& seq : batch.seqs) Lose(batch, seq);
+  for (const BatchSeq& seq : resolved.seqs) Lose(resolved, seq);
   result->samples.resize(batch.samples.size());
   for (size_t i = 0; i < batch.samples.size(); ++i) result->samples[i].slot = batch.samples[i].slot;
 }
 
 // Piece by piece (so layer by layer): bring the layer in, check every row that attention reads, write the new
 // rows.
-void SimExecutor::Forward(const ForwardBatch& batch, StepResult* result) {
+void SimExecutor::Forward(const ForwardBatch& planned, const ForwardBatch& batch, StepResult* result) {
   chains_.resize(std::max(chains_.size(), batch.seqs.size()));
   tokens_.resize(chains_.size());
   std::vector<bool> lost(batch.seqs.size());
-  for (const CopyPlan& plan : batch.loads) result->copies_done.push_back(plan.id);
-  result->samples.resize(batch.samples.size());
-  for (size_t i = 0; i < batch.samples.size(); ++i) result->samples[i].slot = batch.samples[i].slot;
+  for (const CopyPlan& plan : planned.loads) result->copies_done.push_back(plan.id);
   int32_t loaded = -1;
   for (int piece = 0; piece < rows_.pieces(); ++piece) {
     const int32_t layer = rows_.layer(piece).value;
     // The wrong way waits for the first piece of each layer only at the next one.
     if (layer != loaded && !(Planted(Plant::kMissedLayerWait) && layer > 0)) {
-      for (const CopyPlan& plan : batch.loads) CopyLayer(plan, LogicalLayer(layer), *device_, *host_, -1);
+      for (const CopyPlan& plan : planned.loads) CopyLayer(plan, LogicalLayer(layer), *device_, *host_, -1);
       loaded = layer;
     }
     for (size_t s = 0; s < batch.seqs.size(); ++s) {
@@ -174,7 +175,11 @@ void SimExecutor::Forward(const ForwardBatch& batch, StepResult* result) {
       }
       for (int64_t p = 0; p < end && !lost[s]; ++p) {
         const PageId page = PageOf(batch, seq, p);
-        if (p >= seq.start) {
+        const bool draft_piece = drafter_ != nullptr && draft_layer_.IsDraftPiece(piece);
+        // The draft layer's rows are the drafter's; those of full pages must be there for whoever shares
+        // them.
+        if (draft_piece && (p == 0 || p >= seq.start / kPageTokens * kPageTokens)) continue;
+        if (p >= seq.start + seq.known) {
           if (piece == 0) {
             const int32_t token = batch.tokens[size_t(seq.row_begin + p - seq.start)];
             tokens[size_t(p)] = token >= 0 ? token : sampler_.LastToken(SlotId(-1 - token));
@@ -210,7 +215,7 @@ void SimExecutor::Forward(const ForwardBatch& batch, StepResult* result) {
     journal_->Cover("rows_read", batch.seqs.empty() ? 0 : batch.seqs[0].start);
   }
   if (Planted(Plant::kMissedLayerWait))
-    for (const CopyPlan& plan : batch.loads) CopyPages(plan, *device_, *host_, -1);
+    for (const CopyPlan& plan : planned.loads) CopyPages(plan, *device_, *host_, -1);
   for (size_t s = 0; s < batch.seqs.size(); ++s) {
     const bool bad = random_.Chance(faults_.bad_row);
     if (!bad && !lost[s]) continue;
@@ -230,9 +235,23 @@ void SimExecutor::Forward(const ForwardBatch& batch, StepResult* result) {
            sample.row >= batch.seqs[s].row_begin + batch.seqs[s].num_rows)
       ++s;
     if (lost[s]) continue;  // its result is dropped, whatever it is
+    if (!verifier_.Wanted(sample, &result->samples[i])) continue;
     LogitsOf(chains_[s][size_t(batch.seqs[s].start + sample.row - batch.seqs[s].row_begin)], &logits_);
-    sampler_.Sample(sample, logits_.data(), &result->samples[i]);
+    verifier_.Sample(sample, logits_.data(), &result->samples[i]);
   }
+  if (drafter_ == nullptr) return;
+  row_chains_.assign(size_t(batch.rows()), kLostChain);
+  row_tokens_.assign(size_t(batch.rows()), 0);
+  for (size_t s = 0; s < batch.seqs.size(); ++s) {
+    const BatchSeq& seq = batch.seqs[s];
+    for (int32_t r = 0; r < seq.num_rows && !lost[s]; ++r) {
+      row_chains_[size_t(seq.row_begin + r)] = chains_[s][size_t(seq.start + r)];
+      row_tokens_[size_t(seq.row_begin + r)] = tokens_[s][size_t(seq.start + r)];
+    }
+  }
+  draft_layer_.SetChains(row_chains_);
+  const Status status = drafter_->AfterStep(planned, batch, row_tokens_, *result);
+  SLUICE_CHECK(status.ok(), "{}", Message(status));
 }
 
 }  // namespace sluice::sim

@@ -7,19 +7,19 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "base/random.h"
+#include "exec/drafter.h"
 #include "exec/executor.h"
 #include "kv/host_pool.h"
-#include "sampling/sampler.h"
-#include "sim/fingerprint.h"
+#include "sampling/verify.h"
 #include "sim/report.h"
+#include "sim/sim_draft_layer.h"
 
 namespace sluice::sim {
-
-constexpr int32_t kVocab = 64, kEos = 63;
 
 // What the stand-in answers after a row: a pure function of its chain.
 void LogitsOf(uint64_t chain, std::vector<float>* logits);
@@ -36,7 +36,7 @@ struct ExecutorFaults {
 class SimExecutor final : public Executor {
  public:
   SimExecutor(const DevicePool* device, const HostPool* host, int32_t slots, const Clock* clock,
-              Journal* journal, uint64_t seed, const ExecutorFaults& faults);
+              Journal* journal, uint64_t seed, const ExecutorFaults& faults, int32_t draft_tokens = 0);
 
   void Submit(StepBuffers* step) override;
   StepBuffers* Poll() override;
@@ -58,7 +58,8 @@ class SimExecutor final : public Executor {
   };
   void Start(Queued* q);
   void Run(const ForwardBatch& batch, StepResult* result);
-  void Forward(const ForwardBatch& batch, StepResult* result);
+  // planned: as the engine made it; batch: with starts and drafted tokens filled in.
+  void Forward(const ForwardBatch& planned, const ForwardBatch& batch, StepResult* result);
   void Lose(const ForwardBatch& batch, const BatchSeq& seq);
   PageId PageOf(const ForwardBatch& batch, const BatchSeq& seq, int64_t position) const;
 
@@ -70,6 +71,11 @@ class SimExecutor final : public Executor {
   ExecutorFaults faults_;
   FingerprintRows rows_;
   Sampler sampler_;
+  RunVerifier verifier_{&sampler_};
+  SimDraftLayer draft_layer_;
+  std::unique_ptr<Drafter> drafter_;  // null without speculation
+  std::vector<uint64_t> row_chains_;
+  std::vector<int32_t> row_tokens_;
   std::deque<Queued> queue_;
   std::vector<LateBackup> late_;
   std::unordered_map<int32_t, uint64_t> roots_;

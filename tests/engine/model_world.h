@@ -23,6 +23,8 @@ struct RunShape {
   DType kv = DType::kBF16;
   bool radix = false;
   bool dequant_verify = false;
+  int32_t drafts = 0, ranks = 1;
+  bool adaptive = false;
   int poison_step = -1;  // before this step the first page of the first sequence of the step becomes NaN
 };
 
@@ -31,6 +33,9 @@ struct RunAnswer {
   uint64_t hash = 0;
   CachedTokens cached;
   Status error;
+  std::vector<TokenOut> detail;
+  FinishReason finish = FinishReason::kNone;
+  int32_t matched = -1;
   bool operator==(const RunAnswer& o) const { return tokens == o.tokens && hash == o.hash; }
 };
 
@@ -52,12 +57,12 @@ class PoisoningRunner final : public StepRunner {
 
 class ModelWorld {
  public:
-  ModelWorld(const std::string& folder, DType act) {
+  ModelWorld(const std::string& folder, DType act, bool with_draft = false) {
     auto config = LoadModelConfig(folder);
     EXPECT_TRUE(config.ok()) << config.status();
     config_ = *config;
     backend_ = cpu::MakeCpuBackend({act, "auto"}).value();
-    auto model = Model::Load(config_, Checkpoint::Open(folder).value(), *backend_);
+    auto model = Model::Load(config_, Checkpoint::Open(folder).value(), *backend_, {with_draft});
     EXPECT_TRUE(model.ok()) << model.status();
     model_ = std::move(*model);
   }
@@ -70,11 +75,13 @@ class ModelWorld {
                                 bool turns = false) {
     KvLayoutOptions layout_options;
     layout_options.latent_dtype = layout_options.index_dtype = shape.kv;
+    layout_options.with_draft = shape.drafts > 0;
     const KvLayout layout = KvLayout::Make(config_, layout_options).value();
-    const auto device = DevicePool::Make(layout, 1, shape.pages + 1).value();
+    const int64_t lane_pages = CeilDiv(shape.pages, shape.ranks);
+    const auto device = DevicePool::Make(layout, shape.ranks, lane_pages + 1).value();
     std::unique_ptr<HostPool> host;
     if (shape.host_pages > 0)
-      host = HostPool::Make(layout, HostLayout::kLayerFirst, 1, shape.host_pages).value();
+      host = HostPool::Make(layout, HostLayout::kLayerFirst, shape.ranks, shape.host_pages).value();
 
     StepLoopOptions options;
     options.depth = shape.depth;
@@ -82,7 +89,9 @@ class ModelWorld {
     options.scheduler.chunk_tokens = shape.chunk;
     options.scheduler.context_length = std::min<int64_t>(config_.max_positions, 8192);
     options.scheduler.eos_token_ids = config_.eos_token_ids;
+    options.scheduler.draft_tokens = shape.drafts;
     RankGroupOptions group;
+    group.ranks = shape.ranks;
     group.threads_per_rank = group.cores = shape.threads;
     group.limits = {MaxStepRows(options.scheduler), shape.max_running, 16, options.scheduler.context_length};
     EXPECT_TRUE(
@@ -92,12 +101,15 @@ class ModelWorld {
     runner_options.max_rows = group.limits.max_rows;
     runner_options.max_logits_rows = 16;
     runner_options.dequant_verify = shape.dequant_verify;
+    runner_options.draft_tokens = shape.drafts;
+    runner_options.rank_rows = group.limits.max_rows;
     ModelRunner runner(*model_, RankGroup::Make(*model_, *backend_, *device, group).value(), *device,
                        host.get(), runner_options);
     PoisoningRunner poisoning(&runner, device.get(), shape.poison_step);
     InlineExecutor executor(&poisoning);
     CacheOptions cache;
-    cache.pages_per_lane = shape.pages;
+    cache.lanes = shape.ranks;
+    cache.pages_per_lane = lane_pages;
     cache.host_pages_per_lane = shape.host_pages;
     cache.enable_radix = shape.radix;
     cache.poison_on_free = true;
@@ -128,18 +140,21 @@ class ModelWorld {
     finish();
     retractions = loop.scheduler().counters().retractions;
     loaded_pages = loop.cache().Stats().load_pages;
+    drafts = loop.scheduler().counters().drafts;
     std::vector<RunAnswer> answers;
     for (const auto& out : outs) {
       EXPECT_THAT(out->violations(), ::testing::IsEmpty());
       for (int32_t c = 0; out->done() && c < out->n(); ++c) {
         const Recorder::Choice choice = out->choice(c);
-        answers.push_back({choice.tokens, choice.logits_hash, choice.cached, choice.error});
+        answers.push_back({choice.tokens, choice.logits_hash, choice.cached, choice.error, choice.detail,
+                           choice.finish, choice.matched_stop});
       }
     }
     return answers;
   }
 
   int64_t retractions = 0, loaded_pages = 0;  // of the last Answer
+  DraftCounters drafts;
 
  private:
   ModelConfig config_;

@@ -1,0 +1,35 @@
+// The passes of the draft layer that a step needs once its rows are computed and its tokens drawn.
+//
+// The states it takes come in two row spaces, told apart by the call: FillDraft reads each rank's own rows
+// where the forward left them, DraftRows takes rows of the whole batch. Both overwrite the forward's residual
+// stream: FinalHidden and FillDraft come first. Called by one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "batch/forward_batch.h"
+
+namespace sluice {
+
+class DraftLayer {
+ public:
+  virtual ~DraftLayer() = default;
+
+  // State after the final norm of rows of the last forward's batch: out [batch_rows.size(), hidden].
+  virtual void FinalHidden(std::span<const int32_t> batch_rows, float* out) = 0;
+  // Stores the draft rows that follow from the last forward's extend rows: a row of position p with
+  // next_token[row] >= 0 gives the draft row of slot p + 1. A sequence's rows without a next token are its
+  // last ones. The batch's page lists must reach slot p + 1.
+  virtual Status FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) = 0;
+  // Row r of a sequence is slot start + r, made from tokens[r] and the state before it, hidden [rows, hidden]
+  // in the order of seqs. kv_only: nothing but the KV is made.
+  virtual Status DraftRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
+                           std::span<const int32_t> tokens, const float* hidden, bool kv_only) = 0;
+  // Of rows of the last DraftRows (not kv_only): logits [rows.size(), vocab], valid until the next call, and
+  // the states that a further pass takes.
+  virtual const float* DraftLogits(std::span<const int32_t> rows) = 0;
+  virtual void DraftHidden(std::span<const int32_t> rows, float* out) = 0;
+};
+
+}  // namespace sluice

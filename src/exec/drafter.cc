@@ -1,0 +1,234 @@
+#include "exec/drafter.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace sluice {
+
+Drafter::Drafter(int64_t hidden, DraftLayer* layer, Sampler* sampler, int32_t num_slots, int32_t max_tokens,
+                 int64_t max_rows, int64_t max_logits_rows)
+    : layer_(layer),
+      sampler_(sampler),
+      max_tokens_(max_tokens),
+      depth_(int32_t(kPageTokens) + max_tokens + 2),
+      width_(hidden),
+      max_rows_(max_rows),
+      max_logits_rows_(max_logits_rows),
+      slots_(size_t(num_slots)),
+      hidden_(new float[size_t(num_slots) * size_t(depth_) * size_t(width_)]),
+      tokens_(size_t(num_slots) * size_t(depth_)),
+      drafted_(size_t(num_slots) * size_t(max_tokens)) {}
+
+int64_t Drafter::SlotBytes(int64_t hidden, int32_t num_slots, int32_t max_tokens) {
+  return int64_t(num_slots) * (kPageTokens + max_tokens + 2) * hidden * int64_t(sizeof(float));
+}
+
+void Drafter::InitSlot(SlotId slot) { slots_[size_t(slot.value)] = Slot(); }
+
+const ForwardBatch& Drafter::Resolve(const ForwardBatch& batch) {
+  resolved_.step = batch.step;
+  resolved_.tokens = batch.tokens;
+  resolved_.seqs = batch.seqs;
+  resolved_.pages = batch.pages;
+  resolved_.samples = batch.samples;
+  size_t at = 0;  // samples follow the order of the rows
+  for (BatchSeq& seq : resolved_.seqs) {
+    Slot& slot = slots_[size_t(seq.slot.value)];
+    int32_t shift = 0;
+    if (seq.decode && slot.position >= 0) {
+      shift = seq.start - slot.position;
+      SLUICE_CHECK(shift >= 0, "slot {}: planned at {}, is at {}", seq.slot.value, seq.start, slot.position);
+      seq.start = slot.position;
+    }
+    // A slot whose last step failed has nothing to verify: its sequence has ended, the rows are computed for
+    // nothing.
+    for (int32_t i = 0; i < seq.verify; ++i)
+      resolved_.tokens[size_t(seq.row_begin + seq.num_rows - seq.verify + i)] =
+          i < slot.drafted ? *Drafted(seq.slot, i) : 0;
+    seq.num_pages = int32_t(CeilDiv(int64_t(seq.start) + seq.num_rows, kPageTokens));
+    while (at < resolved_.samples.size() && resolved_.samples[at].row < seq.row_begin + seq.num_rows) {
+      SampleRow& sample = resolved_.samples[at++];
+      sample.position -= shift;
+      if (shift > 0) sample.suppress_stop = sample.position < sample.stop_from;
+      if (sample.run_left > 0) sample.expected = resolved_.tokens[size_t(sample.row + 1)];
+    }
+  }
+  return resolved_;
+}
+
+Status Drafter::AfterStep(const ForwardBatch& batch, const ForwardBatch& resolved,
+                          std::span<const int32_t> tokens, const StepResult& result) {
+  KeepStates(resolved, result);
+  RETURN_IF_ERROR(FillExtends(batch, resolved, tokens));
+  RETURN_IF_ERROR(FillPending(batch));
+  return Draft(batch, resolved);
+}
+
+// The state behind every token that was drawn becomes the pending row of the token's slot.
+void Drafter::KeepStates(const ForwardBatch& resolved, const StepResult& result) {
+  rows_.clear();
+  const auto drawn = [&](size_t i) { return resolved.samples[i].sample && result.samples[i].token >= 0; };
+  for (size_t i = 0; i < resolved.samples.size(); ++i)
+    if (drawn(i)) rows_.push_back(resolved.samples[i].row);
+  if (rows_.empty()) return;
+  states_.resize(std::max(states_.size(), rows_.size() * size_t(width_)));
+  layer_->FinalHidden(rows_, states_.data());
+  size_t at = 0;
+  for (size_t i = 0; i < resolved.samples.size(); ++i) {
+    const SampleRow& sample = resolved.samples[i];
+    if (!sample.sample) continue;
+    Slot& slot = slots_[size_t(sample.slot.value)];
+    if (!drawn(i)) {
+      if (!result.samples[i].status.ok()) slot = Slot();
+      continue;
+    }
+    if (slot.count == 0) slot.first = sample.position;
+    SLUICE_CHECK(slot.first + slot.count == sample.position && slot.count < depth_,
+                 "slot {}: pending rows [{}, {}), token at {}", sample.slot.value, slot.first,
+                 slot.first + slot.count, sample.position);
+    std::memcpy(Hidden(sample.slot, slot.count), &states_[at++ * size_t(width_)],
+                size_t(width_) * sizeof(float));
+    *Token(sample.slot, slot.count) = result.samples[i].token;
+    ++slot.count;
+    slot.position = sample.position;
+  }
+}
+
+Status Drafter::FillExtends(const ForwardBatch& batch, const ForwardBatch& resolved,
+                            std::span<const int32_t> tokens) {
+  bool any = false;
+  next_token_.assign(tokens.size(), -1);
+  for (const BatchSeq& seq : batch.seqs) {
+    if (seq.decode) continue;
+    const int32_t end = seq.row_begin + seq.num_rows;
+    for (int32_t r = seq.row_begin; r + 1 < end; ++r) next_token_[size_t(r)] = tokens[size_t(r + 1)];
+    next_token_[size_t(end - 1)] = seq.next_token;
+    any |= seq.num_rows > 1 || seq.next_token >= 0;
+  }
+  return any ? layer_->FillDraft(resolved, next_token_) : OkStatus();
+}
+
+// All pending rows but the newest, of slots that draft now or whose oldest pending page is full.
+Status Drafter::FillPending(const ForwardBatch& batch) {
+  seqs_.clear();
+  row_tokens_.clear();
+  states_.clear();
+  for (const BatchSeq& seq : batch.seqs) {
+    Slot& slot = slots_[size_t(seq.slot.value)];
+    const int32_t rows = slot.count - 1;
+    if (rows < 1) continue;
+    const bool page_full = slot.first / int32_t(kPageTokens) < slot.position / int32_t(kPageTokens);
+    if (seq.draft_next == 0 && !page_full) continue;
+    for (int32_t done = 0; done < rows;) {
+      if (int64_t(row_tokens_.size()) == max_rows_) RETURN_IF_ERROR(FlushRows(batch.pages));
+      BatchSeq d = seq;
+      d.decode = true;
+      d.known = 0;
+      d.start = slot.first + done;
+      d.num_rows = int32_t(std::min<int64_t>(rows - done, max_rows_ - int64_t(row_tokens_.size())));
+      d.row_begin = int32_t(row_tokens_.size());
+      d.num_pages = int32_t(CeilDiv(int64_t(d.start) + d.num_rows, kPageTokens));
+      SLUICE_CHECK(d.num_pages <= seq.num_pages, "slot {}: {} pages, {} needed", seq.slot.value,
+                   seq.num_pages, d.num_pages);
+      seqs_.push_back(d);
+      const int32_t* tokens = Token(seq.slot, done);
+      const float* states = Hidden(seq.slot, done);
+      row_tokens_.insert(row_tokens_.end(), tokens, tokens + d.num_rows);
+      states_.insert(states_.end(), states, states + int64_t(d.num_rows) * width_);
+      done += d.num_rows;
+    }
+    std::memcpy(Hidden(seq.slot, 0), Hidden(seq.slot, rows), size_t(width_) * sizeof(float));
+    *Token(seq.slot, 0) = *Token(seq.slot, rows);
+    slot.first = slot.position;
+    slot.count = 1;
+  }
+  return FlushRows(batch.pages);
+}
+
+Status Drafter::FlushRows(std::span<const PageId> pages) {
+  if (seqs_.empty()) return OkStatus();
+  RETURN_IF_ERROR(layer_->DraftRows(seqs_, pages, row_tokens_, states_.data(), /*kv_only=*/true));
+  seqs_.clear();
+  row_tokens_.clear();
+  states_.clear();
+  return OkStatus();
+}
+
+// One row a slot and pass: the first makes the newest token's final row, the others stand on guesses.
+Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
+  seqs_.clear();
+  proposals_.clear();
+  row_tokens_.clear();
+  states_.clear();
+  size_t at = 0;
+  int32_t most = 0;
+  for (const BatchSeq& seq : batch.seqs) {
+    Slot& slot = slots_[size_t(seq.slot.value)];
+    slot.drafted = 0;
+    if (seq.draft_next == 0) continue;
+    while (at < resolved.samples.size() && resolved.samples[at].slot != seq.slot) ++at;
+    slot.drafted = seq.draft_next;  // planned: a slot that cannot draft proposes whatever is rejected
+    std::fill_n(Drafted(seq.slot, 0), seq.draft_next, 0);
+    if (slot.count != 1) continue;
+    SLUICE_CHECK(seq.draft_next <= max_tokens_ && at < resolved.samples.size(), "slot {}: {} drafts of {}",
+                 seq.slot.value, seq.draft_next, max_tokens_);
+    BatchSeq d = seq;
+    d.decode = true;
+    d.known = 0;
+    d.start = slot.first;
+    d.num_rows = 1;
+    d.row_begin = int32_t(seqs_.size());
+    seqs_.push_back(d);
+    row_tokens_.push_back(*Token(seq.slot, 0));
+    states_.insert(states_.end(), Hidden(seq.slot, 0), Hidden(seq.slot, 0) + width_);
+    SampleRow& p = proposals_.emplace_back(resolved.samples[at]);
+    p.position = slot.position;
+    slot.count = 0;
+    most = std::max(most, seq.draft_next);
+  }
+  rows_.clear();
+  for (int32_t pass = 0; pass < most; ++pass) {
+    RETURN_IF_ERROR(layer_->DraftRows(seqs_, batch.pages, row_tokens_, states_.data(), /*kv_only=*/false));
+    for (size_t begin = 0; begin < seqs_.size(); begin += size_t(max_logits_rows_)) {
+      const size_t n = std::min(seqs_.size() - begin, size_t(max_logits_rows_));
+      rows_.resize(n);
+      for (size_t i = 0; i < n; ++i) rows_[i] = int32_t(begin + i);
+      const float* logits = layer_->DraftLogits(rows_);
+      for (size_t i = 0; i < n; ++i) {
+        SampleRow& p = proposals_[begin + i];
+        ++p.position;
+        p.suppress_stop = p.position < p.stop_from;
+        const int32_t token = sampler_->Propose(p, logits + int64_t(i) * sampler_->vocab_size());
+        row_tokens_[begin + i] = std::max(0, token);
+        *Drafted(seqs_[begin + i].slot, pass) = row_tokens_[begin + i];
+      }
+    }
+    if (pass + 1 == most) break;
+    rows_.resize(seqs_.size());
+    for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = int32_t(i);
+    layer_->DraftHidden(rows_, states_.data());
+    // Slots that want fewer tokens leave; the others move up.
+    size_t kept = 0;
+    for (size_t i = 0; i < seqs_.size(); ++i) {
+      if (slots_[size_t(seqs_[i].slot.value)].drafted <= pass + 1) continue;
+      seqs_[kept] = seqs_[i];
+      seqs_[kept].row_begin = int32_t(kept);
+      ++seqs_[kept].start;
+      proposals_[kept] = proposals_[i];
+      row_tokens_[kept] = row_tokens_[i];
+      if (kept != i)
+        std::memcpy(&states_[kept * size_t(width_)], &states_[i * size_t(width_)],
+                    size_t(width_) * sizeof(float));
+      ++kept;
+    }
+    seqs_.resize(kept);
+    proposals_.resize(kept);
+    row_tokens_.resize(kept);
+    states_.resize(kept * size_t(width_));
+  }
+  return OkStatus();
+}
+
+}  // namespace sluice

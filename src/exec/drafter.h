@@ -1,0 +1,80 @@
+// Speculation on the executor's side: what each slot has drafted, which draft rows are still to be written,
+// and the passes of the draft layer after a step has sampled.
+//
+// The draft row of slot p (state at p - 1, token at p) is written when both are known for good:
+//   extend rows   their followers' slots, KV only, in the step that computes them, from each rank's own rows
+//   decode rows   a row that stood gives its follower's slot; kept as a pending state until the slot drafts
+//                 again or, when nobody drafts, until its page is full: then KV only, many rows at once
+// Slots that drafting itself writes beyond the last sampled token hold guesses; every one is written again
+// from the model's own state before its page can be full. So a page whose last row is final has all its draft
+// rows.
+//
+//   pending: slots [first, first + count), the last being that of the token just sampled
+//
+// Owned and called by one runner, after Forward and sampling of each step. Allocates only while it grows.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "exec/draft_layer.h"
+#include "kv/kv_layout.h"
+#include "sampling/sampler.h"
+
+namespace sluice {
+
+class Drafter {
+ public:
+  // hidden: floats of a state. max_tokens: drafted tokens of a slot at most. `layer` and `sampler` outlive
+  // the drafter.
+  Drafter(int64_t hidden, DraftLayer* layer, Sampler* sampler, int32_t num_slots, int32_t max_tokens,
+          int64_t max_rows, int64_t max_logits_rows);
+
+  void InitSlot(SlotId slot);
+  // The batch with every start, position and drafted token filled in, and with page lists that end where the
+  // forward's rows end. Valid until the next call.
+  const ForwardBatch& Resolve(const ForwardBatch& batch);
+  // After the samples of the step were drawn. `resolved` as Resolve returned it, `tokens` its rows' ids.
+  Status AfterStep(const ForwardBatch& batch, const ForwardBatch& resolved, std::span<const int32_t> tokens,
+                   const StepResult& result);
+
+  static int64_t SlotBytes(int64_t hidden, int32_t num_slots, int32_t max_tokens);
+
+ private:
+  struct Slot {
+    int32_t position = -1;  // of the token sampled last
+    int32_t first = 0, count = 0;
+    int32_t drafted = 0;
+  };
+  float* Hidden(SlotId slot, int32_t i) {
+    return &hidden_[(size_t(slot.value) * size_t(depth_) + size_t(i)) * size_t(width_)];
+  }
+  int32_t* Token(SlotId slot, int32_t i) { return &tokens_[size_t(slot.value) * size_t(depth_) + size_t(i)]; }
+  int32_t* Drafted(SlotId slot, int32_t i) {
+    return &drafted_[size_t(slot.value) * size_t(max_tokens_) + size_t(i)];
+  }
+  void KeepStates(const ForwardBatch& resolved, const StepResult& result);
+  Status FillExtends(const ForwardBatch& batch, const ForwardBatch& resolved,
+                     std::span<const int32_t> tokens);
+  Status FillPending(const ForwardBatch& batch);
+  Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved);
+  Status FlushRows(std::span<const PageId> pages);
+
+  DraftLayer* const layer_;
+  Sampler* const sampler_;
+  const int32_t max_tokens_, depth_;  // depth: pending states of a slot at most
+  const int64_t width_, max_rows_, max_logits_rows_;
+  std::vector<Slot> slots_;
+  std::unique_ptr<float[]> hidden_;  // [slots, depth, hidden]; touched where used
+  std::vector<int32_t> tokens_;      // [slots, depth]
+  std::vector<int32_t> drafted_;     // [slots, max_tokens]
+  ForwardBatch resolved_;
+  // scratch of a step
+  std::vector<int32_t> rows_, next_token_, row_tokens_;
+  std::vector<float> states_;
+  std::vector<BatchSeq> seqs_;
+  std::vector<SampleRow> proposals_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,129 @@
+// The draft layer on all ranks.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "exec/rank_state.h"
+
+namespace sluice {
+
+void RankGroup::FinalHidden(std::span<const int32_t> batch_rows, float* out) {
+  const int64_t width = model_.config().hidden;
+  Collect(batch_rows, split_.where(), width, out, [&](RankState& rank) {
+    rank.hidden.resize(std::max(rank.hidden.size(), rank.logits_rows.size() * size_t(width)));
+    model_.FinalHidden(*rank.queue, rank.logits_rows, *rank.buffers, rank.hidden.data());
+    rank.queue->Synchronize();
+    return rank.hidden.data();
+  });
+}
+
+Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) {
+  const int64_t width = model_.config().hidden;
+  RunOnAll([&](RankState& rank) {
+    rank.status = OkStatus();
+    const RankPart& part = split_.part(rank.id);
+    rank.draft_seqs.clear();
+    rank.tokens.clear();
+    rank.logits_rows.clear();
+    for (const BatchSeq& s : part.seqs) {
+      BatchSeq d = s;
+      d.row_begin = int32_t(rank.tokens.size());
+      d.start = s.start + 1;
+      d.known = 0;
+      d.num_rows = 0;
+      for (int32_t i = 0; i < s.num_rows; ++i) {
+        const int32_t row = s.row_begin + i;
+        const int32_t token = next_token[size_t(part.batch_row[size_t(row)])];
+        if (token < 0) break;
+        rank.tokens.push_back(token);
+        rank.logits_rows.push_back(row);
+        ++d.num_rows;
+      }
+      if (d.num_rows == 0) continue;
+      d.num_pages = int32_t(CeilDiv(int64_t(d.start) + d.num_rows, kPageTokens));
+      rank.draft_seqs.push_back(d);
+    }
+    if (rank.draft_seqs.empty()) return;
+    rank.hidden.resize(std::max(rank.hidden.size(), rank.tokens.size() * size_t(width)));
+    model_.FinalHidden(*rank.queue, rank.logits_rows, *rank.buffers, rank.hidden.data());
+    const auto tables = rank.tables->Build(rank.draft_seqs, batch.pages, rank.tokens,
+                                           model_.config().vocab_size, /*slot_shift=*/1);
+    if (!tables.ok()) {
+      rank.status = tables.status();
+      return;
+    }
+    ForwardOptions options;
+    options.kv_only = true;
+    rank.status =
+        model_.DraftForward(*rank.queue, *tables, rank.hidden.data(), pool_, *rank.buffers, options);
+    rank.queue->Synchronize();
+  });
+  for (auto& rank : ranks_) RETURN_IF_ERROR(rank->status);
+  return OkStatus();
+}
+
+Status RankGroup::DraftRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
+                            std::span<const int32_t> tokens, const float* hidden, bool kv_only) {
+  const int64_t width = model_.config().hidden;
+  draft_where_.resize(tokens.size());
+  for (auto& rank : ranks_) {
+    rank->draft_seqs.clear();
+    rank->tokens.clear();
+    rank->logits_rows.clear();
+    rank->status = OkStatus();
+  }
+  for (const BatchSeq& s : seqs) {
+    RankState& rank = *ranks_[size_t(HomeRank(s.slot, ranks()).value)];
+    BatchSeq d = s;
+    d.row_begin = int32_t(rank.tokens.size());
+    rank.draft_seqs.push_back(d);
+    for (int32_t i = 0; i < s.num_rows; ++i) {
+      draft_where_[size_t(s.row_begin + i)] = {rank.id, int32_t(rank.tokens.size())};
+      rank.logits_rows.push_back(s.row_begin + i);
+      rank.tokens.push_back(tokens[size_t(s.row_begin + i)]);
+    }
+  }
+  RunOnAll([&](RankState& rank) {
+    if (rank.draft_seqs.empty()) return;
+    rank.hidden.resize(std::max(rank.hidden.size(), rank.tokens.size() * size_t(width)));
+    for (size_t i = 0; i < rank.logits_rows.size(); ++i)
+      std::memcpy(&rank.hidden[i * size_t(width)], hidden + int64_t(rank.logits_rows[i]) * width,
+                  size_t(width) * sizeof(float));
+    const auto tables = rank.tables->Build(rank.draft_seqs, pages, rank.tokens, model_.config().vocab_size,
+                                           /*slot_shift=*/1);
+    if (!tables.ok()) {
+      rank.status = tables.status();
+      return;
+    }
+    ForwardOptions options;
+    options.kv_only = kv_only;
+    options.dequant_only_topk = rank.options.dequant_only_topk;
+    rank.status =
+        model_.DraftForward(*rank.queue, *tables, rank.hidden.data(), pool_, *rank.buffers, options);
+    rank.queue->Synchronize();
+  });
+  for (auto& rank : ranks_) RETURN_IF_ERROR(rank->status);
+  return OkStatus();
+}
+
+const float* RankGroup::DraftLogits(std::span<const int32_t> rows) {
+  SLUICE_CHECK(int64_t(rows.size()) <= options_.limits.max_logits_rows, "{} logits rows of {}", rows.size(),
+               options_.limits.max_logits_rows);
+  const size_t vocab = size_t(model_.config().vocab_size);
+  logits_.resize(std::max(logits_.size(), size_t(options_.limits.max_logits_rows) * vocab));
+  return Collect(rows, draft_where_, int64_t(vocab), logits_.data(), [&](RankState& rank) {
+    const float* own = model_.DraftLogits(*rank.queue, rank.logits_rows, *rank.buffers);
+    rank.queue->Synchronize();
+    return own;
+  });
+}
+
+void RankGroup::DraftHidden(std::span<const int32_t> rows, float* out) {
+  Collect(rows, draft_where_, model_.config().hidden, out, [&](RankState& rank) {
+    model_.DraftHidden(*rank.queue, rank.logits_rows, *rank.buffers, rank.hidden.data());
+    rank.queue->Synchronize();
+    return static_cast<const float*>(rank.hidden.data());
+  });
+}
+
+}  // namespace sluice

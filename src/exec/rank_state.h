@@ -1,0 +1,44 @@
+// What one rank of a group owns. Private to rank_group.cc and rank_draft.cc.
+#pragma once
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "exec/rank_group.h"
+
+namespace sluice {
+
+// The group's hooks as one rank's forward sees them.
+class RankGroup::Hooks final : public LayerHooks {
+ public:
+  Hooks(RankGroup& group, RankState& rank) : group_(group), rank_(rank) {}
+  void WaitReadable(LogicalLayer layer) override;
+  void LayerFinal(LogicalLayer layer) override;
+  void IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) override;
+
+ private:
+  RankGroup& group_;
+  RankState& rank_;
+};
+
+struct RankGroup::RankState {
+  Rank id;
+  std::unique_ptr<ops::Queue> queue;
+  std::unique_ptr<ModelBuffers> buffers;
+  std::unique_ptr<BatchTables> tables;
+  std::unique_ptr<Communicator> comm;
+  std::unique_ptr<Hooks> hooks;
+  std::vector<int32_t> tokens;        // [valid rows]
+  std::vector<int32_t> logits_rows;   // this rank's rows of a Logits call
+  std::vector<int32_t> logits_place;  // and where they go in the caller's order
+  const float* logits = nullptr;
+  ForwardOptions options;
+  Status status;
+  std::vector<float> hidden;  // [valid rows, hidden] states of FillDraft, or of its DraftRows
+  std::vector<BatchSeq> draft_seqs;
+  int64_t seen = 0;
+  std::thread thread;  // none for rank 0, which runs on the caller's
+};
+
+}  // namespace sluice
