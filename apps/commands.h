@@ -49,6 +49,7 @@ SLUICE_COMMAND(RunBenchOps);
 SLUICE_COMMAND(RunBenchRadix);
 SLUICE_COMMAND(RunBenchSpeculation);
 SLUICE_COMMAND(RunBenchTransfer);
+SLUICE_COMMAND(RunBenchRanks);
 SLUICE_COMMAND(RunBenchStep);
 SLUICE_COMMAND(RunBenchStart);
 SLUICE_COMMAND(RunReplay);
@@ -71,6 +72,7 @@ inline constexpr Command kCommandTable[] = {
     {"bench step", "the control plane's own time of a decode step", RunBenchStep},
     {"bench start", "from the start of a server to its first token, and its memory", RunBenchStart},
     {"bench transfer", "copies between tiers and instances against a plain copy", RunBenchTransfer},
+    {"bench ranks", "several ranks on one request against one rank", RunBenchRanks},
     {"replay", "run a request trace through the scheduler and the cache", RunReplay},
     {"simulate", "deterministic simulation with injected faults", RunSimulate},
     {"inspect", "geometry, layout, memory plan and kernels of a model", RunInspect},

@@ -110,6 +110,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   const int64_t max_rows = MaxStepRows(options.loop.scheduler);
   RankGroupOptions group;
   group.ranks = ranks;
+  group.spread_experts = config.ep_size > 1;
   group.cores = AvailableCores();
   group.threads_per_rank = std::max(1, model->threads / ranks);
   // A rank computes its share of the prefill rows, padded, and at worst every decode row.
@@ -129,6 +130,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   {
     ASSIGN_OR_RETURN(const auto probe, ModelBuffers::Make(model->config, *model->backend, group.limits));
     working_bytes = probe->bytes() * ranks;
+    if (group.spread_experts) working_bytes += ExpertExchangeOptions().buffer_bytes * ranks;
   }
   if (drafts > 0) {
     // States that the draft layer waits for, per slot, and those of a step's rows.

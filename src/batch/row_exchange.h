@@ -16,6 +16,7 @@
 #include "batch/forward_batch.h"
 #include "batch/rank_split.h"
 #include "cp/row_spaces.h"
+#include "kv/kv_layout.h"
 
 namespace sluice {
 
@@ -47,5 +48,15 @@ class RowExchange {
 // The pages that rows of a sequence (or of a rank's segment of it) see, in the order of positions: looked up
 // through the sequence's own page list, whatever else the batch shares.
 void PagesSeen(const ForwardBatch& batch, const BatchSeq& seq, int32_t ranks, std::vector<PageRead>* out);
+
+// Bytes that cross ranks in one forward: rows put into other ranks' pages, and other ranks' pages that the
+// rank's rows see, each once, of every layer.
+struct RankBytes {
+  int64_t put = 0, got = 0;
+};
+RankBytes BytesOf(const ForwardBatch& batch, const RankSplit& split, Rank rank, int32_t ranks,
+                  const KvLayout& layout);
+int64_t BytesBetweenRanks(const ForwardBatch& batch, const RankSplit& split, int32_t ranks,
+                          const KvLayout& layout);
 
 }  // namespace sluice

@@ -6,9 +6,11 @@
 // that crosses ranks is counted here.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "base/ids.h"
@@ -40,10 +42,15 @@ class Communicator {
   virtual const CommStats& stats() const = 0;
 };
 
+// How a rank waits for the others. Spinning pays only while every rank and the engine have a core of their
+// own (a spin barrier of 8 ranks on 2 cores costs scheduler slices of milliseconds). With a core for each
+// rank but none for the engine, which sleeps through a forward, a waiter gives its core to whoever wants it
+// for a while and only then blocks: waking a blocked thread takes 30 to 50 us on a virtual machine, as long
+// as a small layer. With fewer cores it blocks at once.
+enum class WaitMode : uint8_t { kBlock, kYield, kSpin };
+
 struct ThreadGroupOptions {
-  // Waits spin only while every rank and the engine have a core of their own; else they block at once (a spin
-  // barrier of 8 ranks on 2 cores costs scheduler slices of milliseconds, a futex wait about 10 us).
-  bool spin = false;
+  WaitMode wait = WaitMode::kBlock;
 };
 
 // Ranks as threads of one process: n communicators that share one group. They may be destroyed in any order.
@@ -51,6 +58,34 @@ std::vector<std::unique_ptr<Communicator>> MakeThreadCommunicators(int32_t ranks
                                                                    const ThreadGroupOptions& options);
 
 // The rule above as a function of the machine.
-bool MaySpin(int32_t ranks, int32_t compute_threads_per_rank, int32_t cores);
+WaitMode WaitModeFor(int32_t ranks, int32_t compute_threads_per_rank, int32_t cores);
+
+inline void CpuRelax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Waits until `ready()` in the given mode without blocking; false: it is time to block.
+template <typename F>
+bool WaitAwake(WaitMode mode, F ready) {
+  if (mode == WaitMode::kBlock) return ready();
+  constexpr int kPauses = 300;  // about 4 us
+  for (int i = 0; i < kPauses; ++i) {
+    if (ready()) return true;
+    CpuRelax();
+  }
+  const auto until =
+      std::chrono::steady_clock::now() + std::chrono::microseconds(200);  // a layer's imbalance
+  do {
+    if (ready()) return true;
+    if (mode == WaitMode::kYield) {
+      std::this_thread::yield();
+    } else {
+      CpuRelax();
+    }
+  } while (std::chrono::steady_clock::now() < until);
+  return false;
+}
 
 }  // namespace sluice

@@ -17,9 +17,9 @@ void OnRanks(std::vector<std::unique_ptr<Communicator>>& comms, F f) {
 }
 
 TEST(ThreadCommunicator, FenceMakesPutsVisibleInEveryRound) {
-  for (const bool spin : {false, true})
+  for (const WaitMode wait : {WaitMode::kBlock, WaitMode::kYield, WaitMode::kSpin})
     for (const int32_t ranks : {1, 2, 3, 4, 8}) {
-      auto comms = MakeThreadCommunicators(ranks, {.spin = spin});
+      auto comms = MakeThreadCommunicators(ranks, {.wait = wait});
       std::vector<std::vector<int64_t>> arena(ranks, std::vector<int64_t>(ranks, -1));
       std::atomic<int> wrong{0};
       OnRanks(comms, [&](Communicator& c) {
@@ -57,9 +57,10 @@ TEST(ThreadCommunicator, AllGatherKeepsRankOrderThoughRanksArriveInAnyOrder) {
 }
 
 TEST(ThreadCommunicator, SpinsOnlyWhenEveryThreadHasACore) {
-  EXPECT_FALSE(MaySpin(2, 1, 2));
-  EXPECT_TRUE(MaySpin(2, 1, 4));
-  EXPECT_FALSE(MaySpin(8, 2, 16));
+  EXPECT_EQ(WaitModeFor(2, 1, 4), WaitMode::kSpin);
+  EXPECT_EQ(WaitModeFor(2, 1, 2), WaitMode::kYield);
+  EXPECT_EQ(WaitModeFor(8, 2, 16), WaitMode::kYield);
+  EXPECT_EQ(WaitModeFor(8, 1, 2), WaitMode::kBlock);
 }
 
 }  // namespace

@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <climits>
 #include <cstring>
+#include <string>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "comm/communicator.h"
 
 namespace sluice {
@@ -16,41 +19,53 @@ namespace {
 // to move.
 class Barrier {
  public:
-  Barrier(int32_t parties, bool spin) : parties_(parties), spin_(spin) {}
+  Barrier(int32_t parties, WaitMode wait) : parties_(parties), wait_(wait), reached_(size_t(parties)) {}
 
-  void Arrive() {
+  void Arrive(Rank rank) {
     const uint32_t generation = generation_.load(std::memory_order_relaxed);
+    reached_[size_t(rank.value)].store(generation + 1, std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parties_) {
       arrived_.store(0, std::memory_order_relaxed);
-      generation_.store(generation + 1, std::memory_order_release);
+      // Sequentially consistent: a waiter that this load does not count must see the new generation before it
+      // sleeps.
+      generation_.store(generation + 1, std::memory_order_seq_cst);
       if (sleepers_.load(std::memory_order_seq_cst) > 0)
         syscall(SYS_futex, &generation_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
       return;
     }
-    if (spin_) {
-      for (int i = 0; i < kSpins; ++i) {
-        if (generation_.load(std::memory_order_acquire) != generation) return;
-        __builtin_ia32_pause();
-      }
-    }
+    if (WaitAwake(wait_, [&] { return generation_.load(std::memory_order_acquire) != generation; })) return;
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (generation_.load(std::memory_order_seq_cst) == generation)
-      syscall(SYS_futex, &generation_, FUTEX_WAIT_PRIVATE, generation, nullptr, nullptr, 0);
+    const timespec patience{kPatienceSeconds, 0};
+    while (generation_.load(std::memory_order_seq_cst) == generation) {
+      const long r = syscall(SYS_futex, &generation_, FUTEX_WAIT_PRIVATE, generation, &patience, nullptr, 0);
+      if (r != 0 && errno == ETIMEDOUT) SayWhoIsMissing(rank, generation);
+    }
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
 
  private:
-  static constexpr int kSpins =
-      20000;  // about 100 us: longer than a layer's imbalance, shorter than a scheduler slice
+  static constexpr time_t kPatienceSeconds = 10;  // a layer takes milliseconds
+  void SayWhoIsMissing(Rank rank, uint32_t generation) {
+    if (generation_.load(std::memory_order_acquire) != generation) return;
+    std::string missing;
+    for (int32_t r = 0; r < parties_; ++r)
+      if (reached_[size_t(r)].load(std::memory_order_relaxed) != generation + 1)
+        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    spdlog::warn("rank {} has waited {} s at fence {} for rank {}", rank.value, kPatienceSeconds, generation,
+                 missing);
+  }
+
   const int32_t parties_;
-  const bool spin_;
+  const WaitMode wait_;
+  std::vector<std::atomic<uint32_t>>
+      reached_;  // [ranks] the generation that the rank has arrived for, plus one
   std::atomic<int32_t> arrived_{0};
   std::atomic<uint32_t> generation_{0};
   std::atomic<int32_t> sleepers_{0};
 };
 
 struct Group {
-  Group(int32_t ranks, bool spin) : barrier(ranks, spin), send(size_t(ranks)) {}
+  Group(int32_t ranks, WaitMode wait) : barrier(ranks, wait), send(size_t(ranks)) {}
   Barrier barrier;
   std::vector<const void*> send;
 };
@@ -64,15 +79,15 @@ class ThreadCommunicator final : public Communicator {
 
   void Fence() override {
     ++stats_.fences;
-    group_->barrier.Arrive();
+    group_->barrier.Arrive(rank_);
   }
   void AllGather(const void* send, size_t bytes, void* recv) override {
     group_->send[size_t(rank_.value)] = send;
-    group_->barrier.Arrive();
+    group_->barrier.Arrive(rank_);
     for (int32_t r = 0; r < size(); ++r)
       std::memcpy(static_cast<std::byte*>(recv) + size_t(r) * bytes, group_->send[size_t(r)], bytes);
     stats_.bytes_gathered += int64_t(bytes) * (size() - 1);
-    group_->barrier.Arrive();  // nobody may change its send buffer, or the slot, before all have read
+    group_->barrier.Arrive(rank_);  // nobody may change its send buffer, or the slot, before all have read
   }
   void Put(Rank peer, const void* src, size_t bytes, void* peer_dst) override {
     std::memcpy(peer_dst, src, bytes);
@@ -99,14 +114,15 @@ class ThreadCommunicator final : public Communicator {
 std::vector<std::unique_ptr<Communicator>> MakeThreadCommunicators(int32_t ranks,
                                                                    const ThreadGroupOptions& options) {
   SLUICE_CHECK(ranks >= 1, "ranks {}", ranks);
-  auto group = std::make_shared<Group>(ranks, options.spin);
+  auto group = std::make_shared<Group>(ranks, options.wait);
   std::vector<std::unique_ptr<Communicator>> all;
   for (int32_t r = 0; r < ranks; ++r) all.push_back(std::make_unique<ThreadCommunicator>(group, Rank(r)));
   return all;
 }
 
-bool MaySpin(int32_t ranks, int32_t compute_threads_per_rank, int32_t cores) {
-  return ranks * compute_threads_per_rank + 1 <= cores;
+WaitMode WaitModeFor(int32_t ranks, int32_t compute_threads_per_rank, int32_t cores) {
+  const int32_t threads = ranks * compute_threads_per_rank;
+  return threads + 1 <= cores ? WaitMode::kSpin : threads <= cores ? WaitMode::kYield : WaitMode::kBlock;
 }
 
 }  // namespace sluice

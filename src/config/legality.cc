@@ -77,21 +77,26 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
   });
   rows->push_back({
       .id = "attn-cp-size",
-      .combination = "--attn-cp-size above 16",
-      .reason = "ranks are threads of one process",
-      .remedy = "use at most 16; start several servers and balance between them",
-      .violation = [](Config c, Model) { return IfAbove("--attn-cp-size", c.attn_cp_size, 16); },
-      .illegal_example = "--attn-cp-size 17",
+      .combination = "--attn-cp-size above 8",
+      .reason =
+          "ranks are threads of one process, and the cache keeps the owners of a node's pages for 8 lanes",
+      .remedy = "use at most 8; start several servers and balance between them",
+      .violation = [](Config c, Model) { return IfAbove("--attn-cp-size", c.attn_cp_size, 8); },
+      .illegal_example = "--attn-cp-size 9",
       .legal_example = "--attn-cp-size 8",
   });
   rows->push_back({
       .id = "ep-size",
-      .combination = "--ep-size above 1",
-      .reason = "experts are not spread over ranks yet; every rank computes the experts of its own tokens",
-      .remedy = "use --ep-size 1; the answers are the same",
-      .violation = [](Config c, Model) { return IfAbove("--ep-size", c.ep_size, 1); },
+      .combination = "--ep-size above 1 that is not --attn-cp-size",
+      .reason = "experts are spread over the ranks that share requests, over all of them or none",
+      .remedy =
+          "set --ep-size and --attn-cp-size to the same number, or use --ep-size 1; the answers are the same",
+      .violation =
+          [](Config c, Model) {
+            return c.ep_size == c.attn_cp_size ? "" : IfAbove("--ep-size", c.ep_size, 1);
+          },
       .illegal_example = "--ep 8",
-      .legal_example = "--ep 1",
+      .legal_example = "--ep 4 --attn-cp-size 4",
   });
   rows->push_back({
       .id = "disaggregation",

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "batch/row_exchange.h"
 #include "exec/rank_state.h"
 
 namespace sluice {
@@ -28,8 +29,18 @@ void RankGroup::Hooks::IndexSelected(LogicalLayer layer, const int32_t* selected
     group_.options_in_->hooks->IndexSelected(layer, selected, count);
 }
 
+bool RankGroup::Hooks::RunExperts(ops::Queue& queue, const ops::MoeArgs& args) {
+  if (group_.experts_ == nullptr) return false;
+  group_.experts_->Run(rank_.id, queue, args, *rank_.comm);
+  return true;
+}
+
 RankGroup::RankGroup(const Model& model, const DevicePool& pool, const RankGroupOptions& options)
-    : model_(model), pool_(pool), options_(options), layer_arrivals_(size_t(model.config().num_layers) + 1) {}
+    : model_(model),
+      pool_(pool),
+      options_(options),
+      wait_(WaitModeFor(options.ranks, options.threads_per_rank, options.cores)),
+      layer_arrivals_(size_t(model.config().num_layers) + 1) {}
 
 StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Backend& backend,
                                                      const DevicePool& pool,
@@ -37,8 +48,17 @@ StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Ba
   if (pool.lanes() != options.ranks)
     return Internal("{} ranks over a pool of {} lanes; each rank owns one lane", options.ranks, pool.lanes());
   std::unique_ptr<RankGroup> group(new RankGroup(model, pool, options));
-  auto comms = MakeThreadCommunicators(
-      options.ranks, {.spin = MaySpin(options.ranks, options.threads_per_rank, options.cores)});
+  auto comms = MakeThreadCommunicators(options.ranks, {.wait = group->wait_});
+  const ModelConfig& c = model.config();
+  if (options.spread_experts && options.ranks > 1 && c.moe.num_experts > 0) {
+    ExpertExchangeOptions e;
+    e.ranks = options.ranks;
+    e.hidden = c.hidden;
+    e.topk = c.moe.experts_per_token;
+    e.experts = c.moe.num_experts;
+    e.act_bytes = SizeOf(backend.info().act);
+    ASSIGN_OR_RETURN(group->experts_, ExpertExchange::Make(backend, e));
+  }
   // A sequence may bring two segments to a rank.
   const int64_t max_seqs = options.limits.max_seqs * (options.ranks > 1 ? 2 : 1);
   for (int32_t r = 0; r < options.ranks; ++r) {
@@ -60,14 +80,22 @@ StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Ba
     rank->thread = std::thread([g, rank] {
       std::unique_lock lock(g->mutex_);
       while (true) {
-        g->start_.wait(lock, [&] { return g->stop_ || g->generation_ != rank->seen; });
+        const auto called = [&] {
+          return g->stop_ || g->generation_.load(std::memory_order_acquire) != rank->seen;
+        };
+        if (!called()) {
+          lock.unlock();
+          WaitAwake(g->wait_, called);  // Forward and Logits follow one another closely
+          lock.lock();
+          g->start_.wait(lock, called);
+        }
         if (g->stop_) return;
         rank->seen = g->generation_;
         const std::function<void(RankState&)>& work = *g->work_;
         lock.unlock();
         work(*rank);
         lock.lock();
-        if (--g->running_ == 0) g->done_.notify_one();
+        if (g->running_.fetch_sub(1, std::memory_order_acq_rel) == 1) g->done_.notify_one();
       }
     });
   }
@@ -89,6 +117,7 @@ ops::Queue& RankGroup::queue() const { return *ranks_[0]->queue; }
 int64_t RankGroup::working_bytes() const {
   int64_t bytes = 0;
   for (const auto& rank : ranks_) bytes += rank->buffers->bytes();
+  if (experts_ != nullptr) bytes += experts_->bytes();
   return bytes;
 }
 
@@ -102,8 +131,10 @@ void RankGroup::RunOnAll(const std::function<void(RankState&)>& work) {
   }
   work(*ranks_[0]);
   if (ranks() > 1) {
+    const auto done = [&] { return running_.load(std::memory_order_acquire) == 0; };
+    if (WaitAwake(wait_, done)) return;
     std::unique_lock lock(mutex_);
-    done_.wait(lock, [&] { return running_ == 0; });
+    done_.wait(lock, done);
   }
 }
 
@@ -198,30 +229,11 @@ const float* RankGroup::Hidden(int32_t batch_row) const {
 }
 
 void RankGroup::CountBytes(const ForwardBatch& batch) {
-  const KvLayout& layout = pool_.layout();
-  const int64_t index_row_bytes = layout.index_page_bytes() / kPageTokens;
-  const int64_t row_bytes = layout.latent_row_bytes() * int64_t(layout.latent_layers().size()) +
-                            index_row_bytes * int64_t(layout.index_layers().size());
-  int64_t bytes = 0;
   for (auto& rank : ranks_) {
-    const RankPart& part = split_.part(rank->id);
-    int64_t put_rows = 0, got_pages = 0;
-    for (size_t i = 0; i < part.seqs.size(); ++i) {
-      const BatchSeq& s = part.seqs[i];
-      for (int32_t k = 0; k < s.num_rows; ++k)
-        put_rows += PageOwner(batch.pages[size_t(s.page_begin + (s.start + k) / kPageTokens)], ranks()) !=
-                    rank->id.value;
-      // A sequence's later segment on this rank sees all that the earlier one saw, and more.
-      bool later = false;
-      for (size_t j = i + 1; j < part.seqs.size(); ++j) later |= part.seqs[j].slot == s.slot;
-      if (later) continue;
-      for (int32_t p = 0; p < s.num_pages; ++p)
-        got_pages += PageOwner(batch.pages[size_t(s.page_begin + p)], ranks()) != rank->id.value;
-    }
-    rank->comm->CountDirect(got_pages * layout.page_bytes(), put_rows * row_bytes);
-    bytes += got_pages * layout.page_bytes() + put_rows * row_bytes;
+    const RankBytes bytes = BytesOf(batch, split_, rank->id, ranks(), pool_.layout());
+    rank->comm->CountDirect(bytes.got, bytes.put);
+    bytes_moved_.fetch_add(bytes.got + bytes.put, std::memory_order_relaxed);
   }
-  bytes_moved_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 }  // namespace sluice

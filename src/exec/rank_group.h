@@ -23,6 +23,7 @@
 #include "batch/rank_split.h"
 #include "comm/communicator.h"
 #include "exec/draft_layer.h"
+#include "exec/expert_exchange.h"
 #include "model/model.h"
 #include "model/model_batch.h"
 
@@ -30,6 +31,7 @@ namespace sluice {
 
 struct RankGroupOptions {
   int32_t ranks = 1;
+  bool spread_experts = false;  // each rank computes its share of the experts, for the rows of all
   int threads_per_rank = 1;
   int cores = 1;
   ModelLimits limits;  // of one rank
@@ -84,20 +86,22 @@ class RankGroup final : public DraftLayer {
   const Model& model_;
   const DevicePool& pool_;
   const RankGroupOptions options_;
+  const WaitMode wait_;
   RankSplit split_;
   std::vector<std::unique_ptr<RankState>> ranks_;
   std::vector<std::atomic<int32_t>> layer_arrivals_;
   ForwardOptions* options_in_ = nullptr;
   std::vector<float> logits_;         // [max_logits_rows, vocab], only with several ranks
   std::vector<RankRow> draft_where_;  // rows of the last DraftRows
+  std::unique_ptr<ExpertExchange> experts_;  // null: each rank computes all experts of its rows
   std::atomic<int64_t> bytes_moved_{0};
 
   std::mutex mutex_;
   std::condition_variable start_, done_;
   const std::function<void(RankState&)>* work_ = nullptr;
-  int64_t generation_ = 0;
-  int32_t running_ = 0;
-  bool stop_ = false;
+  std::atomic<int64_t> generation_{0};
+  std::atomic<int32_t> running_{0};
+  std::atomic<bool> stop_{false};
 };
 
 }  // namespace sluice

@@ -16,6 +16,7 @@ class RankGroup::Hooks final : public LayerHooks {
   void WaitReadable(LogicalLayer layer) override;
   void LayerFinal(LogicalLayer layer) override;
   void IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) override;
+  bool RunExperts(ops::Queue& queue, const ops::MoeArgs& args) override;
 
  private:
   RankGroup& group_;

@@ -351,6 +351,7 @@ void Model::RunMlp(Pass& pass, const Layer& l) const {
   m.expert = b.expert;
   m.expert_weight = b.expert_weight;
   m.y = b.x;
+  if (LayerHooks* hooks = pass.options.hooks; hooks != nullptr && hooks->RunExperts(pass.queue, m)) return;
   backend_.Moe(pass.queue, m);
 }
 

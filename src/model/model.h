@@ -33,6 +33,9 @@ class LayerHooks {
   virtual void WaitReadable(LogicalLayer) {}
   // The layer's KV is final: this batch's rows are written and its loaded pages have arrived.
   virtual void LayerFinal(LogicalLayer) {}
+  // In the place of the backend's Moe; false: it has done nothing. Rows of every rank when experts are
+  // spread.
+  virtual bool RunExperts(ops::Queue&, const ops::MoeArgs&) { return false; }
   // After a layer has chosen its own set. selected: [rows, topk] ascending, -1 padded.
   virtual void IndexSelected(LogicalLayer, const int32_t* /*selected*/, const int32_t* /*count*/) {}
   // The same, and a token's experts [rows, experts per token] with their weights, before they are used: a

@@ -8,6 +8,7 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "base/check.h"
 #include "engine/step_loop.h"
@@ -146,7 +147,10 @@ class Client final : public OutputChannel {
 
 class EngineWorld {
  public:
-  EngineWorld(uint64_t seed, bool trace, bool drafts) : journal_(trace), random_(seed), drafts_(drafts) {
+  // drafts: with speculation. ranks: on several ranks that share each request's pages, with requests that come
+  // in groups over one prefix.
+  EngineWorld(uint64_t seed, bool trace, bool drafts, bool ranks)
+      : ranks_(ranks), journal_(trace), random_(seed), drafts_(drafts) {
     use_storage_ = random_.Chance(0.4);
     use_host_ = use_storage_ || random_.Chance(0.5);
     const auto sometimes = [&](double p) { return random_.Chance(0.3) ? p : 0.0; };
@@ -188,9 +192,10 @@ class EngineWorld {
     const KvLayout layout = SimLayout(latent, index, draft_rows || drafts_, identity);
     const uint64_t model =
         Mix(identity + 1, (uint64_t(latent) << 8 | uint64_t(index)) + layout.pieces().size() * 65536);
-    const int32_t lanes = 1 + int32_t(random_.Below(3));
-    const int64_t per_lane =
-        (random_.Chance(0.5) ? 6 : 14) / lanes + int64_t(random_.Below(uint64_t(30 / lanes)));
+    constexpr int32_t kRanks[] = {2, 3, 4, 8};
+    const int32_t lanes = ranks_ ? kRanks[random_.Below(4)] : 1 + int32_t(random_.Below(3));
+    const int64_t per_lane = std::max<int64_t>(1, (random_.Chance(0.5) ? 6 : 14) / lanes) +
+                             int64_t(random_.Below(uint64_t(30 / lanes)));
     const int64_t host_per_lane = use_host_ ? 2 + int64_t(random_.Below(uint64_t(60 / lanes))) : 0;
     device_ = DevicePool::Make(layout, lanes, per_lane + 1).value();
     // Rows leave some of their bytes as they are; those are equal everywhere, as they are when pages come back.
@@ -238,9 +243,11 @@ class EngineWorld {
       o.scheduler.draft_tokens = 1 + int32_t(random_.Below(5));
       o.scheduler.adaptive_drafts = random_.Chance(0.5);
     }
+    if (ranks_) executor_faults_.slow_step = 0.05;  // a stalled rank holds all of them
     executor_ = std::make_unique<SimExecutor>(device_.get(), host_.get(),
                                               int32_t(2 * o.scheduler.max_running), &clock_, &journal_,
                                               random_.Next(), executor_faults_, o.scheduler.draft_tokens);
+    if (ranks_) executor_->UseRanks(random_.Next(), random_.Chance(0.3) ? 0.03 : 0.0);
     auto watched = std::make_unique<WatchedCache>(MakeKvCache(cache, layout, host_.get(), storage_.get()),
                                                   executor_.get(), model, &journal_);
     cache_ = watched.get();
@@ -306,8 +313,13 @@ class EngineWorld {
   void Act(int64_t* requests) {
     const double what = random_.Unit();
     if (what < 0.72) {
-      --*requests;
-      Arrive();
+      const auto together = ranks_ && random_.Chance(0.4) ? 2 + int64_t(random_.Below(3)) : 1;
+      std::optional<std::pair<std::string, std::vector<int32_t>>> shared;
+      if (together > 1 && !talks_.empty()) shared = talks_[random_.Below(talks_.size())];
+      for (int64_t left = std::min<int64_t>(together, *requests); left > 0; --left) {
+        --*requests;
+        Arrive(shared);
+      }
     } else if (what < 0.90) {
       if (clients_.empty()) return;
       Client& c = *clients_[random_.Below(clients_.size())];
@@ -333,12 +345,15 @@ class EngineWorld {
     }
   }
 
-  void Arrive() {
+  void Arrive(const std::optional<std::pair<std::string, std::vector<int32_t>>>& shared) {
     Request r;
     r.id = NextRequestId();
     r.rid = fmt::format("r{}", next_rid_++);
     // A new turn of an old conversation, a shared prefix, or something new.
-    if (!talks_.empty() && random_.Chance(0.6)) {
+    if (shared) {
+      r.cache_salt = shared->first;
+      r.prompt = shared->second;
+    } else if (!talks_.empty() && random_.Chance(0.6)) {
       const auto& [salt, tokens] = talks_[random_.Below(talks_.size())];
       r.cache_salt = salt;
       const bool whole = random_.Chance(0.6);
@@ -436,7 +451,8 @@ class EngineWorld {
           std::pair("load_pages", s.load_pages), std::pair("prefetch_pages", s.prefetch_pages),
           std::pair("prefetch_timeouts", s.prefetch_timeouts), std::pair("storage_errors", s.storage_errors),
           std::pair("failed_backups", s.failed_backups), std::pair("verified_pages", s.verified_pages),
-          std::pair("verify_skipped", s.verify_skipped)})
+          std::pair("verify_skipped", s.verify_skipped), std::pair("lanes_passed_over", s.lanes_passed_over),
+          std::pair("lane_deficits", s.lane_deficits), std::pair("short_evictions", s.short_evictions)})
       journal_.Cover(name, n);
     if (!drafts_) return;
     journal_.Cover("drafts_proposed", c.drafts.proposed);
@@ -444,6 +460,7 @@ class EngineWorld {
     journal_.Cover("drafts_rejected", c.drafts.proposed - c.drafts.accepted);
   }
 
+  const bool ranks_;
   Journal journal_;
   SeededStream random_;
   VirtualClock clock_;
@@ -467,7 +484,8 @@ class EngineWorld {
 
 }  // namespace
 
-SeedReport RunEngineSeed(uint64_t seed, bool trace) { return EngineWorld(seed, trace, false).Run(); }
-SeedReport RunDraftSeed(uint64_t seed, bool trace) { return EngineWorld(seed, trace, true).Run(); }
+SeedReport RunEngineSeed(uint64_t seed, bool trace) { return EngineWorld(seed, trace, false, false).Run(); }
+SeedReport RunDraftSeed(uint64_t seed, bool trace) { return EngineWorld(seed, trace, true, false).Run(); }
+SeedReport RunCpSeed(uint64_t seed, bool trace) { return EngineWorld(seed, trace, false, true).Run(); }
 
 }  // namespace sluice::sim

@@ -63,5 +63,6 @@ SeedReport RunRadixSeed(uint64_t seed, bool trace);
 SeedReport RunTiersSeed(uint64_t seed, bool trace);
 SeedReport RunEngineSeed(uint64_t seed, bool trace);
 SeedReport RunDraftSeed(uint64_t seed, bool trace);
+SeedReport RunCpSeed(uint64_t seed, bool trace);
 
 }  // namespace sluice::sim

@@ -12,6 +12,8 @@ const std::vector<Scenario>& Scenarios() {
       {"draft",
        "the engine scenario with speculation: verified runs, rejected drafts, rows of the draft layer",
        RunDraftSeed},
+      {"cp", "the engine over ranks that share each request's pages: slow and stalled ranks, uneven lanes",
+       RunCpSeed},
   };
   return all;
 }

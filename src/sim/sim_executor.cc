@@ -49,6 +49,7 @@ void SimExecutor::Start(Queued* q) {
   if (random_.Chance(0.5)) {
     Run(q->step->batch, &q->step->result);
     q->ran = true;
+    if (ranks_ != nullptr) ranks_->Run(int64_t(random_.Below(60)));
   }
 }
 
@@ -57,10 +58,17 @@ Nanos SimExecutor::NextDue() const {
 }
 
 StepBuffers* SimExecutor::Poll() {
-  if (queue_.empty() || queue_.front().due > clock_->Now()) return nullptr;
+  if (queue_.empty() || queue_.front().due > clock_->Now()) {
+    if (ranks_ != nullptr && ranks_->active() && random_.Chance(0.5)) {
+      ranks_->Run(int64_t(random_.Below(20)));
+      journal_->Cover("engine_turns_in_mid_forward");
+    }
+    return nullptr;
+  }
   Queued q = queue_.front();
   queue_.pop_front();
   if (!q.ran) Run(q.step->batch, &q.step->result);
+  FinishOnRanks();
   // Acknowledgements of backups: the last thing of a result. Without a later step nothing can be put off.
   for (size_t i = late_.size(); i-- > 0;) {
     if (!queue_.empty() && random_.Chance(faults_.late_ack)) {
@@ -136,7 +144,7 @@ void SimExecutor::Run(const ForwardBatch& batch, StepResult* result) {
     journal_->Cover("steps_failed");
     for (const CopyPlan& plan : batch.loads) CopyPages(plan, *device_, *host_, -1);
   } else if (!load_failed) {
-    return Forward(batch, resolved, result);
+    return ranks_ != nullptr ? BeginOnRanks(batch, result) : Forward(batch, resolved, result);
   }
   for (const CopyPlan& plan : batch.loads)
     if (std::find(result->copies_failed.begin(), result->copies_failed.end(), plan.id) ==
@@ -156,6 +164,8 @@ void SimExecutor::Forward(const ForwardBatch& planned, const ForwardBatch& batch
   tokens_.resize(chains_.size());
   std::vector<bool> lost(batch.seqs.size());
   for (const CopyPlan& plan : planned.loads) result->copies_done.push_back(plan.id);
+  result->samples.resize(batch.samples.size());
+  for (size_t i = 0; i < batch.samples.size(); ++i) result->samples[i].slot = batch.samples[i].slot;
   int32_t loaded = -1;
   for (int piece = 0; piece < rows_.pieces(); ++piece) {
     const int32_t layer = rows_.layer(piece).value;
@@ -216,6 +226,12 @@ void SimExecutor::Forward(const ForwardBatch& planned, const ForwardBatch& batch
   }
   if (Planted(Plant::kMissedLayerWait))
     for (const CopyPlan& plan : planned.loads) CopyPages(plan, *device_, *host_, -1);
+  Finish(planned, batch, lost, result);
+}
+
+// Rows that turn out bad, and the samples.
+void SimExecutor::Finish(const ForwardBatch& planned, const ForwardBatch& batch, std::vector<bool>& lost,
+                         StepResult* result) {
   for (size_t s = 0; s < batch.seqs.size(); ++s) {
     const bool bad = random_.Chance(faults_.bad_row);
     if (!bad && !lost[s]) continue;
@@ -252,6 +268,75 @@ void SimExecutor::Forward(const ForwardBatch& planned, const ForwardBatch& batch
   draft_layer_.SetChains(row_chains_);
   const Status status = drafter_->AfterStep(planned, batch, row_tokens_, *result);
   SLUICE_CHECK(status.ok(), "{}", Message(status));
+}
+
+void SimExecutor::UseRanks(uint64_t seed, double rank_error) {
+  ranks_ = std::make_unique<RankedForward>(device_, &rows_, journal_, seed);
+  rank_error_ = rank_error;
+}
+
+// Starts the forward on the ranks; it goes on at any time before the step is due.
+void SimExecutor::BeginOnRanks(const ForwardBatch& batch, StepResult* result) {
+  for (const CopyPlan& plan : batch.loads) result->copies_done.push_back(plan.id);
+  result->samples.resize(batch.samples.size());
+  for (size_t i = 0; i < batch.samples.size(); ++i) result->samples[i].slot = batch.samples[i].slot;
+  chains_.resize(std::max(chains_.size(), batch.seqs.size()));
+  tokens_.resize(chains_.size());
+  lost_.assign(batch.seqs.size(), false);
+  loaded_ = -1;
+  const auto need_layer = [this, &batch](LogicalLayer layer) {
+    for (; loaded_ < layer.value; ++loaded_)
+      for (const CopyPlan& plan : batch.loads)
+        CopyLayer(plan, LogicalLayer(loaded_ + 1), *device_, *host_, -1);
+  };
+  need_layer(rows_.layer(0));
+  // What each position holds: cached rows say it themselves, the others follow from their tokens.
+  std::vector<RankedForward::Sequence> sequences;
+  for (size_t s = 0; s < batch.seqs.size(); ++s) {
+    const BatchSeq& seq = batch.seqs[s];
+    std::vector<uint64_t>& chain = chains_[s];
+    std::vector<int32_t>& tokens = tokens_[s];
+    chain.resize(size_t(seq.start + seq.num_rows));
+    tokens.resize(chain.size());
+    for (int64_t p = 0; p < int64_t(chain.size()) && !lost_[s]; ++p) {
+      const PageId page = PageOf(batch, seq, p);
+      const uint64_t before = p == 0 ? RootOf(page) : chain[size_t(p - 1)];
+      int32_t& t = tokens[size_t(p)];
+      if (p >= seq.start) {
+        t = batch.tokens[size_t(seq.row_begin + p - seq.start)];
+        if (t < 0) t = sampler_.LastToken(SlotId(-1 - t));
+        lost_[s] = t < 0;
+        chain[size_t(p)] = NextInChain(before, t);
+        continue;
+      }
+      const bool whole = rows_.Read(0, page, p % kPageTokens, p, &chain[size_t(p)], &t);
+      if (t == kLostToken && chain[size_t(p)] == kLostChain) {
+        lost_[s] = true;
+      } else if (!whole || chain[size_t(p)] != NextInChain(before, t)) {
+        return journal_->Violation("step {}: slot {} has row {} on page {}: {}", batch.step, seq.slot.value,
+                                   p, page.value, whole ? "another sequence's" : "not written, or torn");
+      }
+    }
+    sequences.push_back({&chain, &tokens, lost_[s]});
+  }
+  ranks_->Begin(batch, std::move(sequences), need_layer);
+  rank_result_ = result;
+  rank_batch_ = &batch;
+}
+
+void SimExecutor::FinishOnRanks() {
+  if (rank_batch_ == nullptr) return;
+  const ForwardBatch& batch = *rank_batch_;
+  StepResult* result = rank_result_;
+  rank_batch_ = nullptr;
+  const bool fails = random_.Chance(rank_error_);
+  ranks_->Run(fails ? int64_t(random_.Below(30)) : -1);
+  for (const CopyPlan& plan : batch.loads) CopyPages(plan, *device_, *host_, -1);
+  if (!fails) return Finish(batch, batch, lost_, result);
+  ranks_->Abandon();
+  result->status = Unavailable("a rank failed in mid-forward");
+  journal_->Cover("ranks_failed");
+  for (const BatchSeq& seq : batch.seqs) Lose(batch, seq);
 }
 
 }  // namespace sluice::sim

@@ -15,7 +15,10 @@
 #include "exec/drafter.h"
 #include "exec/executor.h"
 #include "kv/host_pool.h"
+#include "sampling/sampler.h"
 #include "sampling/verify.h"
+#include "sim/fingerprint.h"
+#include "sim/ranked_forward.h"
 #include "sim/report.h"
 #include "sim/sim_draft_layer.h"
 
@@ -42,6 +45,10 @@ class SimExecutor final : public Executor {
   StepBuffers* Poll() override;
   Nanos NextDue() const;  // max() when nothing is submitted
 
+  // Forwards run on as many ranks as the pool has lanes, bit by bit between start and due time. rank_error:
+  // of a forward, one of whose ranks fails in the middle.
+  void UseRanks(uint64_t seed, double rank_error);
+
   // The namespace root of what the engine will put on a page it has just taken.
   void SetRoot(PageId page, uint64_t root) { roots_[page.value] = root; }
   uint64_t RootOf(PageId page) const;
@@ -60,6 +67,10 @@ class SimExecutor final : public Executor {
   void Run(const ForwardBatch& batch, StepResult* result);
   // planned: as the engine made it; batch: with starts and drafted tokens filled in.
   void Forward(const ForwardBatch& planned, const ForwardBatch& batch, StepResult* result);
+  void Finish(const ForwardBatch& planned, const ForwardBatch& batch, std::vector<bool>& lost,
+              StepResult* result);
+  void BeginOnRanks(const ForwardBatch& batch, StepResult* result);
+  void FinishOnRanks();
   void Lose(const ForwardBatch& batch, const BatchSeq& seq);
   PageId PageOf(const ForwardBatch& batch, const BatchSeq& seq, int64_t position) const;
 
@@ -82,6 +93,13 @@ class SimExecutor final : public Executor {
   std::vector<std::vector<uint64_t>> chains_;  // scratch, per sequence of the batch
   std::vector<std::vector<int32_t>> tokens_;
   std::vector<float> logits_;
+
+  std::unique_ptr<RankedForward> ranks_;
+  double rank_error_ = 0;
+  const ForwardBatch* rank_batch_ = nullptr;  // begun on the ranks and not finished
+  StepResult* rank_result_ = nullptr;
+  std::vector<bool> lost_;  // per sequence of rank_batch_
+  int32_t loaded_ = -1;     // last layer whose loads have arrived
 };
 
 }  // namespace sluice::sim

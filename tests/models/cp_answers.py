@@ -48,6 +48,7 @@ def main():
     p.add_argument("--layouts", default="default,layer_page_first,page_first_direct")
     p.add_argument("--passes", default="cold,warm,l2,l3")
     p.add_argument("--max-tokens", type=int, default=24)
+    p.add_argument("--spread-experts", action="store_true", help="--ep-size of the number of ranks")
     p.add_argument("--extra", default="", help="more flags of the engine")
     a = p.parse_args()
 
@@ -65,6 +66,8 @@ def main():
                    "--attn-cp-size", str(ranks), "--kv-cache-dtype", kv, "--chunked-prefill-size", str(chunk),
                    "--max-total-tokens", "65536", "--enable-hierarchical-cache",
                    "--hicache-storage-backend", "file"] + a.extra.split()
+        if a.spread_experts and ranks != 1:
+            command += ["--ep-size", str(ranks)]
         if layout != "default":
             command += ["--hicache-mem-layout", layout, "--hicache-io-backend", "direct"]
         done = subprocess.run(command, capture_output=True, text=True)

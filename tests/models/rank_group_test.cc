@@ -30,13 +30,14 @@ constexpr int kShared = 2;  // pages
 class RankGroupBits : public testing::TestWithParam<std::tuple<std::string, DType, DType>> {};
 
 std::vector<float> RunSteps(const Model& model, ops::Backend& backend, const KvLayout& layout, int32_t ranks,
-                            int64_t* moved) {
+                            bool spread_experts, int64_t* moved) {
   auto pool = DevicePool::Make(layout, ranks, 40);
   EXPECT_TRUE(pool.ok());
   for (int32_t p = 0; p < ranks * 40; ++p)
     (*pool)->Poison(PageId(p));  // a row that is read before it was written is NaN
   RankGroupOptions o;
   o.ranks = ranks;
+  o.spread_experts = spread_experts;
   o.limits = {600, 8, 600, 1024};
   auto group = RankGroup::Make(model, backend, **pool, o);
   EXPECT_TRUE(group.ok()) << group.status();
@@ -102,13 +103,15 @@ TEST_P(RankGroupBits, AreThoseOfOneRank) {
   const auto layout = KvLayout::Make(*config, lo);
   ASSERT_TRUE(layout.ok());
   int64_t moved = 0;
-  const std::vector<float> one = RunSteps(**model, **backend, *layout, 1, &moved);
+  const std::vector<float> one = RunSteps(**model, **backend, *layout, 1, false, &moved);
   EXPECT_EQ(moved, 0);
   for (const float v : one) ASSERT_FALSE(std::isnan(v));
-  for (const int32_t ranks : {2, 3, 4, 8}) {
-    const std::vector<float> many = RunSteps(**model, **backend, *layout, ranks, &moved);
+  for (const auto& [ranks, spread] :
+       {std::pair(2, false), {3, false}, {4, false}, {8, false}, {2, true}, {3, true}, {8, true}}) {
+    const std::vector<float> many = RunSteps(**model, **backend, *layout, ranks, spread, &moved);
     ASSERT_EQ(one.size(), many.size());
-    EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size() * sizeof(float)), 0) << ranks << " ranks";
+    EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size() * sizeof(float)), 0)
+        << ranks << " ranks" << (spread ? ", experts spread over them" : "");
     EXPECT_GT(moved, 0);
   }
 }

@@ -24,7 +24,7 @@ constexpr std::array<IsaName, 4> kIsaNames = {{{Isa::kPortable, "portable"},
                                                {Isa::kAvx512, "avx512"},
                                                {Isa::kAvx512Bf16, "avx512_bf16"}}};
 
-class CpuBackend final : public ops::Backend {
+class CpuBackend final : public ops::Backend, public ops::SlotSum {
  public:
   CpuBackend(const KernelTable& table, ops::BackendInfo info) : t_(table), info_(std::move(info)) {}
 
@@ -65,6 +65,7 @@ class CpuBackend final : public ops::Backend {
   }
   void Gate(ops::Queue& q, const ops::GateArgs& a) override { RunGate(Cpu(q), t_, a); }
   void Moe(ops::Queue& q, const ops::MoeArgs& a) override { RunMoe(Cpu(q), t_, info_.act, a); }
+  void SumSlots(ops::Queue& q, const ops::SumSlotsArgs& a) override { RunSumSlots(Cpu(q), t_, a); }
   void SiluMul(ops::Queue& q, const ops::SiluMulArgs& a) override { RunSiluMul(Cpu(q), t_, info_.act, a); }
   void GatherRows(ops::Queue& q, const void* src, const int32_t* index, int64_t rows, int64_t bytes,
                   void* dst) override {

@@ -495,4 +495,21 @@ void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a)
   }
 }
 
+void RunSumSlots(CpuQueue& q, const KernelTable& t, const ops::SumSlotsArgs& a) {
+  const int64_t step = std::max<int64_t>(1, (16 << 10) / (a.hidden * a.topk));
+  q.group().ParallelFor(CeilDiv(a.rows, step), [&](int thread, int64_t task) {
+    const float** d = reinterpret_cast<const float**>(q.group().scratch(thread).Get(a.topk * 12));
+    float* w = reinterpret_cast<float*>(d + a.topk);
+    for (int64_t r = task * step; r < std::min(a.rows, (task + 1) * step); ++r) {
+      int64_t count = 0;
+      for (int64_t s = 0; s < a.topk; ++s) {
+        if (a.row[r * a.topk + s] == nullptr) continue;
+        w[count] = a.weight[r * a.topk + s];
+        d[count++] = a.row[r * a.topk + s];
+      }
+      t.combine(a.y + r * a.hidden, d, w, count, a.hidden);
+    }
+  });
+}
+
 }  // namespace sluice::cpu

@@ -10,6 +10,7 @@
 #include "backends/cpu/cpu_queue.h"
 #include "backends/cpu/kernel_table.h"
 #include "ops/backend.h"
+#include "ops/slot_sum.h"
 
 namespace sluice::cpu {
 
@@ -44,6 +45,8 @@ StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType a
 
 void RunLinear(CpuQueue& q, const KernelTable& t, DType act, const ops::LinearArgs& a);
 void RunHeads(CpuQueue& q, const KernelTable& t, DType act, const ops::HeadLinearArgs& a);
+// Adds rows to y in the order of slots, as RunMoe does with its own.
+void RunSumSlots(CpuQueue& q, const KernelTable& t, const ops::SumSlotsArgs& a);
 void RunMoe(CpuQueue& q, const KernelTable& t, DType act, const ops::MoeArgs& a);
 
 }  // namespace sluice::cpu
