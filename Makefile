@@ -1,5 +1,5 @@
 # Short names for the usual commands; scripts/ and CMakePresets.json hold what they do.
-.PHONY: serve test bench simulate cache-passes format lint asan tsan fuzz clean
+.PHONY: serve test bench simulate cache-passes chaos format lint asan tsan fuzz clean
 
 serve:
 	scripts/serve.sh $(ARGS)
@@ -23,6 +23,13 @@ simulate:
 cache-passes:
 	scripts/build.sh release sluice
 	tests/cache/passes.py build/release/bin/sluice models/ledger-28m-fp8 tests/data/eval/ledger_qa.jsonl $(ARGS)
+
+# Kills, stops and restarts prefill and decode instances under load for ten minutes.
+chaos:
+	scripts/build.sh release sluice
+	python3 tests/disagg/equality.py --long
+	python3 tests/disagg/faults.py --long
+	python3 tests/disagg/chaos.py --minutes 10 $(ARGS)
 
 format:
 	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format -i

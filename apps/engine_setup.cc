@@ -7,6 +7,8 @@
 #include "base/log.h"
 #include "cache/kv_cache.h"
 #include "cache/kv_record.h"
+#include "disagg/node.h"
+#include "engine/pd_role.h"
 #include "engine/threaded_engine.h"
 #include "exec/model_runner.h"
 #include "kv/device_pool.h"
@@ -69,6 +71,31 @@ SchedulerOptions SchedulerOptionsFor(const ServerConfig& config, const LoadedMod
   o.eos_token_ids = model.config.eos_token_ids;
   o.draft_tokens = config.DraftTokens();
   o.adaptive_drafts = config.speculative_adaptive == "on";
+  if (config.disaggregation_mode == "prefill") o.remote = RemoteRole::kPrefill;
+  if (config.disaggregation_mode == "decode") o.remote = RemoteRole::kDecode;
+  o.reserved_decode_tokens = config.num_reserved_decode_tokens;
+  return o;
+}
+
+disagg::NodeOptions NodeOptionsFor(const ServerConfig& config, const LoadedModel& model) {
+  const auto nanos = [](double seconds) { return Nanos(seconds * 1e9); };
+  disagg::NodeOptions o;
+  o.host = config.host;
+  o.bootstrap_port = int(config.disaggregation_bootstrap_port);
+  o.backend = config.disaggregation_transfer_backend;
+  o.heartbeat_interval = nanos(config.disaggregation_heartbeat_interval_s);
+  o.heartbeat_max_failure = int(config.disaggregation_heartbeat_max_failure);
+  o.bytes_per_second_max = config.disaggregation_rate_limit_mb * 1e6;
+  o.self_check = config.disaggregation_self_check;
+  o.allow_mixed_numerics = config.allow_mixed_numerics;
+  o.model_name = model.name;
+  o.max_tokens = uint64_t(model.context_length);
+  o.rooms.bootstrap_timeout = nanos(config.disaggregation_bootstrap_timeout_s);
+  o.rooms.waiting_timeout = nanos(config.disaggregation_waiting_timeout_s);
+  o.rooms.tombstone = 4 * (o.rooms.bootstrap_timeout + o.rooms.waiting_timeout);
+  o.rooms.layer_group = int32_t(config.disaggregation_layer_group);
+  o.rooms.per_layer = config.disaggregation_per_layer_transfer;
+  o.rooms.max_rooms = size_t(config.max_queued_requests + 2 * config.max_running_requests);
   return o;
 }
 
@@ -157,8 +184,12 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
 
   auto foundation = std::make_shared<Foundation>();
   foundation->model = model;
-  ASSIGN_OR_RETURN(foundation->device, DevicePool::Make(stack->layout, stack->memory.lanes,
-                                                        stack->memory.device_pages_per_lane + 1));
+  const bool shared =
+      config.disaggregation_mode == "decode" &&
+      (config.disaggregation_transfer_backend == "auto" || config.disaggregation_transfer_backend == "shm");
+  ASSIGN_OR_RETURN(foundation->device,
+                   (shared ? DevicePool::MakeShared : DevicePool::Make)(
+                       stack->layout, stack->memory.lanes, stack->memory.device_pages_per_lane + 1));
   CacheOptions cache;
   cache.lanes = stack->memory.lanes;
   cache.pages_per_lane = stack->memory.device_pages_per_lane;
@@ -206,6 +237,17 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   runner.draft_tokens = int32_t(drafts);
   runner.rank_rows = group.limits.max_rows;
   EngineParts parts;
+  if (config.disaggregation_mode != "null") {
+    const disagg::NodeOptions node = NodeOptionsFor(config, *model);
+    const auto make = config.disaggregation_mode == "prefill" ? MakePrefillRole : MakeDecodeRole;
+    ASSIGN_OR_RETURN(parts.role, make(node, stack->layout, *foundation->device));
+    runner.observer = parts.role->observer();
+    stack->notices.push_back(
+        fmt::format("disaggregation: {} over {}{}", config.disaggregation_mode, node.backend,
+                    config.disaggregation_mode == "prefill"
+                        ? fmt::format(", decode instances connect to {}:{}", node.host, node.bootstrap_port)
+                        : ""));
+  }
   parts.cache = MakeKvCache(cache, stack->layout, foundation->host.get(), foundation->storage->storage.get());
   stack->storage = foundation->storage;
   ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> rank_group,

@@ -206,6 +206,14 @@ void ReadEnvelope(FieldReader& f, const ApiLimits& limits, GenerationOptions* ou
   }
   f.Int32("priority", -1000000, 1000000, &out->priority);
   f.Bool("return_cached_tokens_details", &out->cached_details);
+  if (f.Find("bootstrap_room")) {
+    out->has_room = f.Int("bootstrap_room", 0, std::numeric_limits<int64_t>::max() - 4096, &out->room);
+    f.String("bootstrap_host", limits.name_bytes_max, &out->bootstrap_host);
+    f.Int32("bootstrap_port", 1, 65535, &out->bootstrap_port);
+    if (out->has_room && (out->bootstrap_host.empty() || out->bootstrap_port == 0))
+      f.Fail("bootstrap_host",
+             "bootstrap_room needs bootstrap_host and bootstrap_port of the prefill instance");
+  }
   float timeout = 0;
   if (f.Float("timeout", 0, limits.timeout_s_max, &timeout, /*exclusive_low=*/true)) out->timeout_s = timeout;
 }

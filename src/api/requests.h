@@ -68,6 +68,11 @@ struct GenerationOptions {
   std::string model, rid, cache_salt, extra_key, user;
   int32_t priority = 0;
   double timeout_s = 0;  // 0: none
+  // Prefill and decode in two servers: prompt p of the request meets in room + p.
+  bool has_room = false;
+  int64_t room = 0;
+  std::string bootstrap_host;
+  int32_t bootstrap_port = 0;
 };
 
 enum class ToolChoice : uint8_t { kAuto, kNone, kRequired, kNamed };

@@ -99,16 +99,16 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--ep 4 --attn-cp-size 4",
   });
   rows->push_back({
-      .id = "disaggregation",
-      .combination = "--disaggregation-mode prefill or decode",
-      .reason = "this version prefills and decodes in one server",
-      .remedy = "use --disaggregation-mode null",
+      .id = "disaggregation-ucx",
+      .combination = "--disaggregation-transfer-backend ucx",
+      .reason = "this build moves pages by shared memory on one host and by tcp between hosts",
+      .remedy = "use auto, shm or tcp",
       .violation =
           [](Config c, Model) {
-            return c.disaggregation_mode == "null" ? "" : "--disaggregation-mode " + c.disaggregation_mode;
+            return c.disaggregation_transfer_backend == "ucx" ? "--disaggregation-transfer-backend ucx" : "";
           },
-      .illegal_example = "--disaggregation-mode prefill",
-      .legal_example = "--disaggregation-mode null",
+      .illegal_example = "--disaggregation-mode prefill --disaggregation-transfer-backend ucx",
+      .legal_example = "--disaggregation-mode prefill --disaggregation-transfer-backend tcp",
   });
   rows->push_back({
       .id = "speculation-tree",

@@ -84,6 +84,9 @@ struct ServerConfig {
   bool disaggregation_per_layer_transfer = true;
   int64_t disaggregation_layer_group = 8;
   int64_t num_reserved_decode_tokens = 512;
+  double disaggregation_rate_limit_mb = 0;  // MB/s of outgoing pages; 0: none
+  bool disaggregation_self_check = false;
+  bool allow_mixed_numerics = false;
   std::string speculative_algorithm;
   int64_t speculative_num_steps = 0, speculative_num_draft_tokens = 0, speculative_eagle_topk = 1;
   std::string speculative_adaptive = "on";  // on, off

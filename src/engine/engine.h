@@ -19,6 +19,18 @@
 
 namespace sluice {
 
+// A prefill or decode server's part in transfers; role "" on every other server.
+struct PdSnapshot {
+  std::string role, transport, instance_id, last_error;
+  uint64_t epoch = 0;
+  std::vector<std::string> peers;
+  int64_t bytes_sent = 0, bytes_received = 0, bytes_before_forward_end = 0;
+  int64_t rooms_completed = 0, rooms_failed = 0, rooms_aborted = 0, rooms_per_layer = 0, rooms_monolithic = 0;
+  int64_t layers_sent_at_end = 0, writes = 0, aborts_sent = 0, abort_acks = 0, fences = 0, late_frames = 0;
+  int64_t active_rooms = 0, leased_pages = 0, outstanding_writes = 0, digests_checked = 0;
+  double abort_ack_seconds = 0, exposed_s = 0, transfer_s = 0;
+};
+
 struct EngineSnapshot {
   int64_t running = 0, queued = 0, used_tokens = 0, max_total_tokens = 0, steps = 0;
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0, cached_tokens_total = 0,
@@ -28,6 +40,7 @@ struct EngineSnapshot {
   DraftCounters drafts;
   int64_t decode_rows = 0;  // rows of running sequences, drafted ones included
   CacheStats cache;
+  PdSnapshot pd;
 };
 
 // What people look at: bounded, made between two steps.

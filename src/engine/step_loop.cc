@@ -10,14 +10,19 @@ const std::string kVerificationName("\0verify", 7);  // no client can send it
 }
 
 StepLoop::StepLoop(const StepLoopOptions& options, std::unique_ptr<KvCache> cache, Executor* executor,
-                   const Clock* clock)
+                   const Clock* clock, PdRole* role)
     : options_(options),
       cache_(std::move(cache)),
       executor_(executor),
       clock_(clock),
+      role_(role),
       scheduler_(options.scheduler, cache_.get()),
       verify_(options.verify) {
   SLUICE_CHECK(options.depth == 0 || options.depth == 1, "depth {}", options.depth);
+  if (role_ != nullptr) {
+    role_->Attach(&scheduler_);
+    scheduler_.SetRemote(role_);
+  }
   for (int32_t i = 0; i <= options.depth; ++i) {
     buffers_.push_back(std::make_unique<StepBuffers>());
     free_.push_back(buffers_.back().get());
@@ -35,6 +40,7 @@ StepLoop::Progress StepLoop::StepOnce() {
     moved = true;
     if (options_.depth > 0) break;  // plan the next step before looking for another result
   }
+  if (role_ != nullptr) moved |= role_->Poll();
   const Nanos now = clock_->Now();
   if (cache_->Poll(now)) scheduler_.OnCacheProgress();
   if (scheduler_.idle()) verifying_ = false;
@@ -106,6 +112,7 @@ EngineSnapshot StepLoop::Snapshot() const {
   s.requests_failed = c.failed;
   s.drafts = c.drafts;
   s.decode_rows = c.decode_rows;
+  if (role_ != nullptr) s.pd = role_->Snapshot();
   return s;
 }
 

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
+#include "engine/pd_role.h"
 #include "exec/executor.h"
 #include "schedule/scheduler.h"
 
@@ -29,8 +30,9 @@ struct StepLoopOptions {
 class StepLoop {
  public:
   // Neither `executor` nor `clock` is owned.
+  // `role`: of a prefill or decode instance, else null; not owned.
   StepLoop(const StepLoopOptions& options, std::unique_ptr<KvCache> cache, Executor* executor,
-           const Clock* clock);
+           const Clock* clock, PdRole* role = nullptr);
   // REQUIRES no step in flight (see Idle).
   ~StepLoop();
 
@@ -45,6 +47,7 @@ class StepLoop {
   Status Check(const Request& request) const { return scheduler_.Check(request); }
   void Enqueue(Request request) {
     AbandonVerification();
+    if (request.remote.active && role_ != nullptr) role_->Accept(&request);
     scheduler_.Enqueue(std::move(request), clock_->Now());
   }
   bool Abort(std::string_view rid, const Status& reason) { return scheduler_.Abort(rid, reason); }
@@ -81,6 +84,7 @@ class StepLoop {
   std::unique_ptr<KvCache> cache_;
   Executor* const executor_;
   const Clock* const clock_;
+  PdRole* const role_;
   Scheduler scheduler_;
   std::vector<std::unique_ptr<StepBuffers>> buffers_;
   std::vector<StepBuffers*> free_;

@@ -25,6 +25,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kWaitWithSteps{5};
 constexpr milliseconds kWaitWithoutSteps{1};  // sequences wait for storage or for room
 constexpr milliseconds kWaitIdle{200};
+constexpr Nanos kAbandonRooms = 3'000'000'000;  // after the end of a shutdown's patience
 
 double ThreadCpuSeconds() {
   timespec t{};
@@ -38,8 +39,9 @@ class ThreadedEngine final : public Engine {
       : options_(options),
         keep_alive_(std::move(parts.keep_alive)),
         clock_(clock),
+        role_(SetWake(std::move(parts.role))),
         executor_(std::move(parts.runner), [this] { Wake(); }),
-        loop_(options.loop, std::move(parts.cache), &executor_, clock),
+        loop_(options.loop, std::move(parts.cache), &executor_, clock, role_.get()),
         thread_([this] { Run(); }) {}
 
   ~ThreadedEngine() override {
@@ -156,6 +158,11 @@ class ThreadedEngine final : public Engine {
     }
   }
 
+  std::unique_ptr<PdRole> SetWake(std::unique_ptr<PdRole> role) {
+    if (role != nullptr) role->wake = [this] { Wake(); };
+    return role;
+  }
+
   void Wake() {
     {
       std::lock_guard lock(mutex_);
@@ -223,6 +230,12 @@ class ThreadedEngine final : public Engine {
       if (drain_deadline > 0 && clock_->Now() >= drain_deadline) {
         loop_.AbortAll(Unavailable("the server is shutting down and the time for running requests is over"));
       }
+      if (role_ != nullptr && !loop_.Idle() && (stop || drain_deadline > 0)) {
+        // A peer that does not answer holds pages: not longer than this.
+        const Nanos since = stop ? 0 : drain_deadline;
+        if (stop && stop_since_ == 0) stop_since_ = clock_->Now();
+        if (clock_->Now() >= std::max(since, stop_since_) + kAbandonRooms) role_->Abandon();
+      }
       const StepLoop::Progress progress = loop_.StepOnce();
       LogStatus();
       std::unique_lock lock(mutex_);
@@ -272,10 +285,11 @@ class ThreadedEngine final : public Engine {
   std::deque<Request> inbox_;
   std::deque<std::function<void()>> calls_;
 
+  const std::unique_ptr<PdRole> role_;  // outlives the executor, which it observes
   ThreadExecutor executor_;
   StepLoop loop_;  // engine thread only, except Check
   SchedulerCounters logged_;
-  Nanos last_status_ = 0;
+  Nanos last_status_ = 0, stop_since_ = 0;
   std::thread thread_;
 };
 

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "cache/kv_cache.h"
 #include "engine/engine.h"
+#include "engine/pd_role.h"
 #include "engine/step_loop.h"
 #include "exec/executor.h"
 
@@ -21,6 +22,7 @@ struct EngineParts {
   std::shared_ptr<void> keep_alive;  // what cache and runner point to (pools, storage, model); goes last
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<StepRunner> runner;
+  std::unique_ptr<PdRole> role;  // null: neither prefill nor decode
 };
 
 // `clock` must outlive the engine. The destructor aborts what is left and joins the threads.

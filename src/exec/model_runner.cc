@@ -37,7 +37,8 @@ ModelRunner::ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, c
       max_logits_rows_(size_t(options.max_logits_rows)),
       device_(device),
       copies_(host != nullptr ? std::make_unique<CopyWorker>(device, *host) : nullptr),
-      sampler_(int32_t(model.config().vocab_size), options.num_slots) {
+      sampler_(int32_t(model.config().vocab_size), options.num_slots),
+      observer_(options.observer) {
   forward_.hooks = this;
   forward_.dequant_only_topk = options.dequant_only_topk;
   forward_.dequant_verify = options.dequant_verify;
@@ -57,12 +58,14 @@ void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
   SLUICE_CHECK(copies_ != nullptr || (batch.loads.empty() && batch.backups.empty()),
                "copies without a host tier");
   if (copies_ != nullptr) copies_->Start(batch.loads, batch.backups);
+  step_ = batch.step;
   result->status = Compute(batch, result);
   if (copies_ != nullptr) {
     copies_->Finish();
     for (const CopyPlan& plan : batch.loads) result->copies_done.push_back(plan.id);
     for (const CopyPlan& plan : batch.backups) result->copies_done.push_back(plan.id);
   }
+  if (observer_ != nullptr) observer_->StepDone(batch.step, result->status);
   times_.steps.fetch_add(1, std::memory_order_relaxed);
   times_.rows.fetch_add(batch.rows(), std::memory_order_relaxed);
 }
@@ -173,9 +176,10 @@ void ModelRunner::WaitReadable(LogicalLayer layer) {
   if (copies_ != nullptr) copies_->WaitLoaded(layer);
 }
 
-void ModelRunner::LayerFinal([[maybe_unused]] LogicalLayer layer) {
+void ModelRunner::LayerFinal(LogicalLayer layer) {
   SLUICE_DCHECK(copies_ == nullptr || copies_->Loaded(layer),
                 "layer {} was read before its pages had arrived", layer.value);
+  if (observer_ != nullptr) observer_->LayerFinal(step_, layer);
 }
 
 }  // namespace sluice

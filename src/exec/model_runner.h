@@ -21,6 +21,17 @@
 
 namespace sluice {
 
+// Follows a forward from outside. Called on the executor thread (LayerFinal: on the last rank that arrives);
+// must not block and does not allocate in the steady state.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // Every row of this layer that the step's sequences have, cached ones included, is final.
+  virtual void LayerFinal(int64_t step, LogicalLayer layer) = 0;
+  // Nothing of the step reads or writes pages any more.
+  virtual void StepDone(int64_t step, const Status& status) = 0;
+};
+
 struct ModelRunnerOptions {
   int32_t num_slots = 0;
   int64_t max_rows = 0;  // of one step, over all ranks
@@ -29,6 +40,7 @@ struct ModelRunnerOptions {
   bool dequant_verify = false;
   int32_t draft_tokens = 0;  // of a slot at most; 0: the draft layer, if any, is left alone
   int64_t rank_rows = 0;     // rows of one rank's forward at most; with draft_tokens
+  StepObserver* observer = nullptr;  // outlives the runner
 };
 
 // Where the time of all steps went, in nanoseconds; readable from any thread.
@@ -69,6 +81,8 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   std::vector<int32_t> tokens_;       // [max_rows] ids of the step's rows
   std::vector<int32_t> logits_rows_;  // rows of one Logits call
   RunnerTimes times_;
+  StepObserver* const observer_;
+  int64_t step_ = 0;
 };
 
 }  // namespace sluice

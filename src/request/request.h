@@ -74,6 +74,14 @@ class OutputChannel {
   virtual void Push(OutputEvent event) = 0;
 };
 
+// A request that one instance prefills and another decodes: the room where they meet.
+struct RemoteRoom {
+  bool active = false;
+  uint64_t room = 0;
+  std::string host;  // of the prefill instance's bootstrap port
+  int32_t port = 0;
+};
+
 struct Request {
   RequestId id;                 // unique in the process, given by NextRequestId()
   std::string rid;              // the client's or a generated name, for abort and logs
@@ -87,6 +95,7 @@ struct Request {
   // Set by the engine on its own requests: computes the prompt without the cache and compares the rows with
   // those that this (framed) namespace has. Counted nowhere.
   std::optional<std::string> verify_name_space;
+  RemoteRoom remote;
 };
 
 RequestId NextRequestId();

@@ -33,6 +33,10 @@ Status Scheduler::Check(const Request& request) const {
   if (prompt == 0) return Invalid("prompt: it has no tokens; send at least one");
   if (request.sampling.n < 1)
     return Invalid("n: {} is below 1; ask for at least one choice", request.sampling.n);
+  if (request.remote.active && options_.remote == RemoteRole::kNone)
+    return Invalid(
+        "bootstrap_room: this server prefills and decodes by itself; leave the field out or start it with "
+        "--disaggregation-mode prefill or decode");
   const int64_t needed = prompt + (request.sampling.max_tokens > 0 ? 1 : 0);
   if (needed > options_.context_length) {
     return Invalid("prompt: {} tokens leave no room in the context of {} tokens; shorten it", prompt,
@@ -102,6 +106,15 @@ void Scheduler::Enqueue(Request request, Nanos now) {
   group->stop_ids.erase(std::unique(group->stop_ids.begin(), group->stop_ids.end()), group->stop_ids.end());
   groups_.emplace(group->arrival, std::move(owned));
   by_rid_.emplace(group->request.rid, group);
+  const bool remote = group->request.remote.active;
+  if (remote && options_.remote == RemoteRole::kPrefill) group->max_new = std::min(group->max_new, 1);
+  if (remote && !rooms_.emplace(group->request.remote.room, group).second) {
+    group->request.remote.active = false;
+    group->spawned = 0;
+    return EndGroup(group, FinishReason::kError,
+                    absl::AlreadyExistsError(fmt::format("bootstrap_room: {} is in use; rooms are unique",
+                                                         group->request.remote.room)));
+  }
   if (group->max_new == 0 && group->scored()) {  // nothing to compute
     group->spawned = 0;
     EndGroup(group, FinishReason::kLength, OkStatus());
@@ -110,6 +123,7 @@ void Scheduler::Enqueue(Request request, Nanos now) {
   const Nanos deadline = group->request.deadline;
   if (deadline > 0 && (next_deadline_ == 0 || deadline < next_deadline_)) next_deadline_ = deadline;
   Sequence* s = NewSequence(group, 0);
+  s->wait_room = remote && options_.remote == RemoteRole::kPrefill;
   Insert(&waiting_, s);
   if (options_.label_kv) s->kv.label = group->request.rid;
   if (group->scored() && !group->verification()) cache_->Prefetch(&s->kv, group->name_space, s->tokens, now);
@@ -193,6 +207,9 @@ void Scheduler::End(Sequence* s, OutputEvent event) {
       Remove(&waiting_, s);
       leaving_.push_back(s);
       break;
+    case SeqState::kReceiving:
+      s->failed = true;  // rows of another instance that may never come
+      [[fallthrough]];
     case SeqState::kRunning:
     case SeqState::kForking:
       Remove(&running_, s);
@@ -256,7 +273,9 @@ void Scheduler::LetGo(Sequence* s) {
 }
 
 void Scheduler::DropGroupIfDone(RequestGroup* group) {
-  if (group->unfinished == 0 && group->sequences.empty()) groups_.erase(group->arrival);
+  if (group->unfinished > 0 || !group->sequences.empty()) return;
+  if (group->request.remote.active) rooms_.erase(group->request.remote.room);
+  groups_.erase(group->arrival);
 }
 
 SlotId Scheduler::TakeSlot() {
@@ -287,6 +306,7 @@ std::vector<std::string> Scheduler::Audit() const {
     ++references[copy.from];
     ++references[copy.to];
   }
+  for (const auto& [s, owned] : sequences_) references[s] += s->held ? 1 : 0;
   std::vector<int32_t> slot_users(size_t(num_slots()), 0);
   for (const SlotId slot : free_slots_) ++slot_users[size_t(slot.value)];
   int64_t fresh = 0;
@@ -300,7 +320,8 @@ std::vector<std::string> Scheduler::Audit() const {
       return std::count(list.begin(), list.end(), s);
     };
     const bool waits = s->state == SeqState::kWaiting;
-    const bool runs = s->state == SeqState::kRunning || s->state == SeqState::kForking;
+    const bool runs =
+        s->state == SeqState::kRunning || s->state == SeqState::kForking || s->state == SeqState::kReceiving;
     if (in(waiting_) != int(waits) || in(running_) != int(runs) || in(leaving_) != int(!waits && !runs)) {
       wrong.push_back(fmt::format("{}: state {} and lists disagree", name, int(s->state)));
     }

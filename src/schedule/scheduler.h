@@ -31,6 +31,7 @@
 #include "cache/kv_cache.h"
 #include "request/request.h"
 #include "schedule/draft_control.h"
+#include "schedule/remote_rooms.h"
 #include "schedule/sequence.h"
 
 namespace sluice {
@@ -51,6 +52,9 @@ struct SchedulerOptions {
   int32_t draft_tokens = 0;      // drafted tokens of a sequence and step at most; 0: no speculation
   bool adaptive_drafts = false;  // load and acceptance decide; else always draft_tokens
   DraftCost draft_cost;
+  RemoteRole remote = RemoteRole::kNone;
+  int64_t reserved_decode_tokens =
+      0;  // decode: room for the answer that admission of a room asks for, at least
 };
 
 struct SchedulerCounters {
@@ -89,6 +93,16 @@ class Scheduler {
   void Commit(const StepResult& result);
   // The cache reported storage progress: sequences that wait for it are tried again.
   void OnCacheProgress() { storage_progress_ = true; }
+
+  // Roles with a peer: before the first request.
+  void SetRemote(RemoteRooms* remote);
+  bool RoomInUse(uint64_t room) const { return rooms_.contains(room); }
+  void RoomReady(uint64_t room);  // prefill: its sequence may be computed
+  void RoomFilled(uint64_t room,
+                  const RemoteResult& result);           // decode: no writer is left, the pages are final
+  void RoomFailed(uint64_t room, const Status& status);  // the request ends with this error
+  void ForgetRooms();                                    // the transfer is gone: as RoomEnded for all
+  void RoomEnded(uint64_t room);                         // its pages have no reader and no writer elsewhere
 
   bool idle() const { return groups_.empty() && steps_.empty() && fork_copies_.empty(); }
   int64_t running() const { return int64_t(running_.size()); }
@@ -166,6 +180,13 @@ class Scheduler {
   // Pages did not arrive: nothing the step computed counts, its sequences start again.
   void LoadFailed(const Step& step);
 
+  // scheduler_remote.cc
+  RequestGroup* FindRoom(uint64_t room) const;
+  bool AwaitsPages(const Sequence& s) const;
+  void Hold(Sequence* s);
+  void Receive(Sequence* s);
+  void TellChunks(const Step& step);
+
   // scheduler.cc
   Sequence* NewSequence(RequestGroup* group, int32_t choice);
   void Insert(std::vector<Sequence*>* list, Sequence* s);
@@ -190,6 +211,8 @@ class Scheduler {
 
   std::unordered_map<int64_t, std::unique_ptr<RequestGroup>> groups_;  // by arrival
   std::unordered_multimap<std::string, RequestGroup*> by_rid_;
+  RemoteRooms* remote_ = nullptr;
+  std::unordered_map<uint64_t, RequestGroup*> rooms_;  // of requests with a room
   std::unordered_map<Sequence*, std::unique_ptr<Sequence>> sequences_;
   std::vector<Sequence*> waiting_;     // in order of Before
   std::vector<Sequence*> running_;     // in order of Before: running and forking

@@ -67,6 +67,7 @@ void Scheduler::LoadFailed(const Step& step) {
 }
 
 void Scheduler::TellCache(Sequence* s) {
+  if (s->held) return;  // a page that the tree has already would be swapped under the reader of ours
   if (s->computed / kPageTokens == s->committed / kPageTokens) return;  // no page has become full
   cache_->Commit(&s->kv, s->tokens, s->computed, s->group->request.priority);
   s->committed = s->computed;

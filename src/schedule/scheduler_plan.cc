@@ -51,6 +51,7 @@ bool Scheduler::Plan(Nanos now, ForwardBatch* batch) {
   step.id = batch->step = next_step_++;
   for (const CopyPlan& load : batch->loads) step.loads.push_back(load.id);
   cache_->StepSubmitted(step.id);
+  TellChunks(step);
   steps_.push_back(std::move(step));
   ++counters_.steps;
   const double start = std::min(1.0, 0.7 * options_.conservativeness);
@@ -247,6 +248,11 @@ bool Scheduler::GrowForDecode(Sequence* s) {
 }
 
 void Scheduler::Retract(Sequence* s) {
+  if (s->held) {  // what it sent cannot be taken back
+    return EndGroup(
+        s->group, FinishReason::kError,
+        Exhausted("the prefill instance ran out of KV pages, or lost some; send the request again"));
+  }
   ++counters_.retractions;
   reserve_ratio_ = std::min(1.0, std::max(reserve_ratio_ * 1.5, 0.7 * options_.conservativeness));
   Remove(&running_, s);
@@ -266,6 +272,7 @@ void Scheduler::PlanDecodes(ForwardBatch* batch, Step* step) {
       if (s->state != SeqState::kRunning) --i;  // it took itself off the list
       continue;
     }
+    if (std::exchange(s->init_slot, false)) InitSlot(s, batch);
     int32_t verify = 0, next = 0;
     if (speculates()) {
       const int32_t left = s->group->max_new - (s->length() - s->group->prompt_len());
@@ -313,7 +320,9 @@ void Scheduler::PlanPrefills(ForwardBatch* batch, Step* step, int64_t* budget) {
 
 int64_t Scheduler::FutureTokens(const Sequence& s) const {
   const int64_t left = s.group->max_new - (s.length() - s.group->prompt_len());
-  return int64_t(std::ceil(double(std::clamp<int64_t>(left, 0, kFutureTokensMax)) * reserve_ratio_));
+  const int64_t expected =
+      int64_t(std::ceil(double(std::clamp<int64_t>(left, 0, kFutureTokensMax)) * reserve_ratio_));
+  return AwaitsPages(s) ? std::max(expected, std::min(left, options_.reserved_decode_tokens)) : expected;
 }
 
 // Pages that the sequence lacks for what it has and `future_tokens` more.
@@ -339,9 +348,19 @@ void Scheduler::OrderByPrefix() {
 
 Scheduler::Admission Scheduler::TryAdmit(Sequence* s, Nanos now) {
   RequestGroup* group = s->group;
+  const bool remote = AwaitsPages(*s);
+  const int64_t length = s->length(), future = FutureTokens(*s);
+  // The last token is never a hit: with one more the whole prompt may be.
+  struct OneMoreToken {
+    std::vector<int32_t>* tokens;
+    ~OneMoreToken() {
+      if (tokens != nullptr) tokens->pop_back();
+    }
+  } one_more{remote ? &s->tokens : nullptr};
+  if (remote) s->tokens.push_back(0);
   std::span<const int32_t> hit_span(s->tokens);
   // Rows whose logits score a prompt token must be computed: the hit ends before them.
-  if (s->choice == 0 && !group->scored()) {
+  if (!remote && s->choice == 0 && !group->scored()) {
     group->prompt_logprobs.clear();
     if (group->request.sampling.prompt_logprobs_from == 0)
       group->prompt_logprobs.push_back({s->tokens[0], 0.0f, {}});
@@ -355,9 +374,8 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence* s, Nanos now) {
       reserve += PagesFor(*other, FutureTokens(*other));
     }
   }
-  const int64_t future = FutureTokens(*s);
   const int64_t forks = group->choices() - group->spawned;
-  const int64_t own = CeilDiv(std::min<int64_t>(s->length() + future, token_limit_), kPageTokens) +
+  const int64_t own = CeilDiv(std::min<int64_t>(length + future, token_limit_), kPageTokens) +
                       forks * (1 + CeilDiv(future, kPageTokens));
   const bool alone = running_.empty() && leaving_.empty();
   // The hit is not known to be free of charge before it is locked; this is the least that must be there.
@@ -378,7 +396,7 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence* s, Nanos now) {
   }
   s->wait_storage = false;
   const bool room = alone || own - int64_t(s->kv.pages.size()) + reserve <= cache_->AvailablePages();
-  if (!room || !cache_->Grow(&s->kv, s->length())) {
+  if (!room || !cache_->Grow(&s->kv, length)) {
     cache_->Release(&s->kv, s->tokens, true);
     const int64_t prefetch = s->kv.prefetch;  // what storage had is in the host tier now: not asked for again
     s->kv = SequenceKv();
@@ -414,6 +432,10 @@ void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budge
       if (at >= waiting_.size()) break;
       s = waiting_[at];
     }
+    if (s->wait_room) {
+      if (!by_prefix) ++at;
+      continue;
+    }
     if (s->wait_storage) {
       ++passed;
       if (!by_prefix) ++at;
@@ -448,6 +470,11 @@ void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budge
     s->drafts = 0;
     s->slot = TakeSlot();
     Insert(&running_, s);
+    if (AwaitsPages(*s)) {
+      Receive(s);
+      continue;
+    }
+    if (group->request.remote.active && options_.remote == RemoteRole::kPrefill && s->choice == 0) Hold(s);
     InitSlot(s, batch);
     const int64_t rows = RowsThisStep(*s, *budget, true);
     AppendPrefill(s, int32_t(rows), batch, step);

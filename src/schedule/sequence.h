@@ -5,6 +5,8 @@
 //      │                 │  └─ attach pages ── forking (a further choice: its first token is being sampled)
 //      └── retracting <──┘ pages ran out
 //
+//   waiting ──admit──> receiving ──pages filled──> running   (a request that another instance prefills)
+//
 // Positions of a running sequence:
 //   [0 .. computed) rows final     [computed .. planned) rows in submitted batches
 //   [0 .. tokens.size()) tokens known here; `pending` more are being sampled by submitted batches
@@ -24,7 +26,7 @@
 
 namespace sluice {
 
-enum class SeqState : uint8_t { kWaiting, kRunning, kForking, kRetracting, kLeaving };
+enum class SeqState : uint8_t { kWaiting, kReceiving, kRunning, kForking, kRetracting, kLeaving };
 
 struct Sequence;
 
@@ -71,6 +73,9 @@ struct Sequence {
   bool state_missing = false;  // the first rows stand on a hit whose last hidden state the draft layer needs
   bool first_event_sent = false;
   bool wait_storage = false;
+  bool wait_room = false;  // prefill: decode has not reserved pages yet
+  bool held = false;       // another instance may read or write its pages: one more in_flight
+  bool init_slot = false;  // its slot is set up with its next rows
   uint64_t logits_hash = 0;
   int32_t drafts = 0;  // tokens that the slot has drafted once all submitted steps have run
   int32_t spec_runs = 0, spec_proposed = 0, spec_accepted = 0, spec_first_accepted = 0;

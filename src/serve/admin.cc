@@ -139,6 +139,37 @@ void AppServer::ServerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& ex
           {"storage_read_bytes", c.storage_read_bytes},
           {"storage_write_bytes", c.storage_write_bytes},
           {"storage_errors", c.storage_errors}}}}});
+  if (const PdSnapshot& pd = e.pd; !pd.role.empty()) {
+    Json peers = Json::array();
+    for (const std::string& peer : pd.peers) peers.push_back(peer);
+    info["disaggregation"] = {{"role", pd.role},
+                              {"transfer_backend", pd.transport},
+                              {"instance_id", pd.instance_id},
+                              {"epoch", pd.epoch},
+                              {"peers", peers},
+                              {"rooms",
+                               {{"active", pd.active_rooms},
+                                {"completed", pd.rooms_completed},
+                                {"failed", pd.rooms_failed},
+                                {"aborted", pd.rooms_aborted},
+                                {"per_layer", pd.rooms_per_layer},
+                                {"monolithic", pd.rooms_monolithic}}},
+                              {"bytes_sent", pd.bytes_sent},
+                              {"bytes_received", pd.bytes_received},
+                              {"bytes_before_forward_end", pd.bytes_before_forward_end},
+                              {"writes", pd.writes},
+                              {"layers_sent_at_end", pd.layers_sent_at_end},
+                              {"exposed_seconds", pd.exposed_s},
+                              {"transfer_seconds", pd.transfer_s},
+                              {"leased_pages", pd.leased_pages},
+                              {"outstanding_writes", pd.outstanding_writes},
+                              {"aborts_sent", pd.aborts_sent},
+                              {"abort_acks", pd.abort_acks},
+                              {"fences", pd.fences},
+                              {"late_frames", pd.late_frames},
+                              {"digests_checked", pd.digests_checked},
+                              {"last_error", pd.last_error}};
+  }
   exchange->Respond({.body = info.dump(-1, ' ', false, Json::error_handler_t::replace)});
 }
 

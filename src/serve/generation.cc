@@ -142,6 +142,9 @@ void Generation::Launch() {
     request.adapter = prompt.options.extra_key;
     request.priority = prompt.options.priority;
     if (prompt.options.timeout_s > 0) request.deadline = now + Nanos(prompt.options.timeout_s * 1e9);
+    if (prompt.options.has_room)
+      request.remote = {true, uint64_t(prompt.options.room) + p, prompt.options.bootstrap_host,
+                        prompt.options.bootstrap_port};
     request.output = std::make_shared<PromptChannel>(shared_from_this(), p);
     prompts_[p].submitted = true;
     if (const Status status = context_->engine->Submit(std::move(request)); !status.ok()) {

@@ -253,6 +253,34 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
     add("spec_accepted_at_total", "Drafts that stood, by how many tokens ahead they were.",
         prom::MetricType::Counter, std::move(accepted));
   }
+  if (!e.pd.role.empty()) {
+    const PdSnapshot& pd = e.pd;
+    counter("pd_bytes_sent_total", "Bytes of KV pages written into decode instances.", double(pd.bytes_sent));
+    counter("pd_bytes_received_total", "Bytes of KV pages that prefill instances wrote here.",
+            double(pd.bytes_received));
+    add("pd_rooms_total", "Transfers that ended, by result.", prom::MetricType::Counter,
+        {{{"result", "ok"}, double(pd.rooms_completed)},
+         {{"result", "failed"}, double(pd.rooms_failed)},
+         {{"result", "aborted"}, double(pd.rooms_aborted)}});
+    add("pd_rooms_by_mode_total", "Transfers that ended well, by mode.", prom::MetricType::Counter,
+        {{{"mode", "per_layer"}, double(pd.rooms_per_layer)},
+         {{"mode", "monolithic"}, double(pd.rooms_monolithic)}});
+    counter("pd_bytes_overlapped_total",
+            "Bytes that had arrived before the last forward of their room ended.",
+            double(pd.bytes_before_forward_end));
+    counter("pd_exposed_seconds_total", "Time between the end of a room's last forward and its last byte.",
+            pd.exposed_s);
+    counter("pd_transfer_seconds_total", "Time between a room's first and last write.", pd.transfer_s);
+    counter("pd_writes_total", "Groups of layers submitted.", double(pd.writes));
+    counter("pd_layers_at_end_total", "Layers sent after the forward for want of a hook.",
+            double(pd.layers_sent_at_end));
+    counter("pd_abort_acks_total", "Aborts that the peer has answered.", double(pd.abort_acks));
+    counter("pd_abort_ack_seconds_total", "Time between a room's failure and the end of its leases.",
+            pd.abort_ack_seconds);
+    counter("pd_fences_total", "Connections cut because a peer did not answer.", double(pd.fences));
+    gauge("pd_rooms_active", "Transfers that wait or run.", double(pd.active_rooms));
+    gauge("pd_leased_pages", "Pages reserved for transfers.", double(pd.leased_pages));
+  }
   if (aliases_) {
     const size_t own = families.size();
     for (size_t i = 0; i < own; ++i) {

@@ -103,6 +103,21 @@ void DecodeRooms::OnFrame(PeerId peer, const ControlMessage& message, Nanos now)
   }
 }
 
+void DecodeRooms::OnSignOfLife(PeerId peer, RoomId id, Nanos now) {
+  if (const auto it = rooms_.find(id); it != rooms_.end() && it->second.peer == peer)
+    it->second.sign_of_life = now;
+}
+
+void DecodeRooms::OnCorrupt(PeerId peer, RoomId id, const Status& why, Nanos now) {
+  if (const auto it = rooms_.find(id); it != rooms_.end() && it->second.peer == peer)
+    Fail(id, it->second, why, it->second.state == State::kWaiting, now);
+}
+
+bool DecodeRooms::Waiting(RoomId id) const {
+  const auto it = rooms_.find(id);
+  return it != rooms_.end() && it->second.state == State::kWaiting;
+}
+
 void DecodeRooms::Cancel(RoomId id, const Status& why, Nanos now) {
   if (const auto it = rooms_.find(id); it != rooms_.end()) Fail(id, it->second, why, false, now);
 }

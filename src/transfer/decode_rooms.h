@@ -37,6 +37,11 @@ class DecodeRooms {
   // asked for.
   void OnPeerLost(PeerId peer, const Status& why, bool fenced, Nanos now);
   void OnFenced(PeerId peer, Nanos now);
+  // Bytes of the room have arrived.
+  void OnSignOfLife(PeerId peer, RoomId room, Nanos now);
+  // What the peer declared complete is not what it sent: its writes are done, the bytes are wrong.
+  void OnCorrupt(PeerId peer, RoomId room, const Status& why, Nanos now);
+  bool Waiting(RoomId room) const;  // its pages may be written
   void Tick(Nanos now);
 
   std::vector<Action> TakeActions();

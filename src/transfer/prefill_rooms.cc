@@ -45,6 +45,11 @@ void PrefillRooms::OnFrame(PeerId peer, const ControlMessage& message, Nanos now
     OnReserve(peer, *reserve, now);
   } else if (const auto* abort = std::get_if<Abort>(&message)) {
     OnAbort(peer, *abort, now);
+  } else if (const auto* beat = std::get_if<Heartbeat>(&message)) {
+    // These wait for room on a decode instance that lives: a queue, not a dead peer.
+    for (const RoomId id : beat->rooms)
+      if (const auto it = rooms_.find(id); it != rooms_.end() && it->second.state == State::kBootstrapping)
+        it->second.deadline = now + options_.bootstrap_timeout;
   } else {
     ++stats_.late_frames;
   }

@@ -37,7 +37,7 @@ class PrefillRooms {
   void Cancel(RoomId room, const Status& why, Nanos now);
 
   void OnFrame(PeerId peer, const ControlMessage& message,
-               Nanos now);  // Reserve, Abort; others are counted and dropped
+               Nanos now);  // Reserve, Abort, Heartbeat; others are counted and dropped
   void OnPeerLost(PeerId peer, const Status& why, Nanos now);
 
   // The forward `step` computes this chunk of the room. source: pages of the sequence by ordinal, prefix

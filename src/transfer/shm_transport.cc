@@ -59,6 +59,15 @@ class ShmTransport final : public Transport {
     done_.clear();
   }
 
+  void DropRoom(RoomId room) override {
+    std::lock_guard lock(mutex_);
+    std::erase_if(todo_, [&](const PostWrite& w) {
+      if (w.room != room) return false;
+      done_.push_back({w.id, Aborted("the room ended before the write")});
+      return true;
+    });
+  }
+
   void RemovePeer(PeerId peer) override {
     std::unique_lock lock(mutex_);
     removed_.push_back(peer);
@@ -83,6 +92,7 @@ class ShmTransport final : public Transport {
       const auto it = peers_.find(write.peer);
       if (it == peers_.end()) {
         done_.push_back({write.id, Unavailable("the peer is not connected")});
+        if (options_.on_done) options_.on_done();
         continue;
       }
       const DevicePool& remote = *it->second;
@@ -93,6 +103,7 @@ class ShmTransport final : public Transport {
       current_ = PeerId();
       done_.push_back({write.id, status});
       idle_.notify_all();
+      if (options_.on_done) options_.on_done();
     }
   }
 
@@ -160,6 +171,7 @@ class FakeTransport final : public Transport {
     done_.clear();
   }
   void RemovePeer(PeerId) override {}
+  void DropRoom(RoomId) override {}
 
  private:
   const TransportCapabilities capabilities_{"fake", false, false, "asked for; moves nothing"};

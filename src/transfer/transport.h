@@ -2,6 +2,7 @@
 // when.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,10 +39,13 @@ class Transport {
   virtual void Poll(std::vector<WriteDone>* done) = 0;
   // After it returned no byte of ours reaches the peer; outstanding writes have failed and come out of Poll.
   virtual void RemovePeer(PeerId peer) = 0;
+  // The room is over: writes of it that have not begun fail now, one that has begun may end.
+  virtual void DropRoom(RoomId room) = 0;
 };
 
 struct TransportOptions {
   double bytes_per_second_max = 0;  // 0: none; slows a transport down to study overlap
+  std::function<void()> on_done;    // after each completion, on a thread of the transport; must not block
 };
 
 // Same host: the peer's pool is mapped and written by a copying thread. `pool` (made by MakeShared) outlives

@@ -37,6 +37,12 @@ class Writer {
     Put(c.layer);
     Put(c.pages);
   }
+  void Put(const AuxToken& t) {
+    Put(t.token);
+    Put(t.logprob);
+    Put(t.top);
+    Put(t.logits_hash);
+  }
   void Put(const std::pair<int32_t, float>& p) {
     Put(p.first);
     Put(p.second);
@@ -82,6 +88,12 @@ class Reader {
     Get(c.layer);
     Get(c.pages);
   }
+  void Get(AuxToken& t) {
+    Get(t.token);
+    Get(t.logprob);
+    Get(t.top);
+    Get(t.logits_hash);
+  }
   void Get(std::pair<int32_t, float>& p) {
     Get(p.first);
     Get(p.second);
@@ -103,6 +115,7 @@ class Reader {
   static constexpr size_t MinBytes() {
     if constexpr (std::is_same_v<T, std::string>) return 4;
     if constexpr (std::is_same_v<T, LayerCount>) return 9;
+    if constexpr (std::is_same_v<T, AuxToken>) return 20;
     return sizeof(T);
   }
   bool Has(size_t n) {
@@ -121,15 +134,15 @@ void Fields(S&& s, auto& m) {
   if constexpr (std::is_same_v<M, Hello>) {
     s(m.instance_id, m.epoch, m.role, m.model_name, m.content_fingerprint, m.numerics_class, m.page_tokens,
       m.latent_dtype, m.index_dtype, m.latent_page_bytes, m.index_page_bytes, m.latent_layers, m.index_layers,
-      m.lanes, m.pages_per_lane, m.max_tokens, m.max_rooms, m.regions);
+      m.lanes, m.pages_per_lane, m.max_tokens, m.max_rooms, m.regions, m.host_id, m.transports);
   } else if constexpr (std::is_same_v<M, HelloAck>) {
     s(m.epoch, m.refusal);
   } else if constexpr (std::is_same_v<M, Reserve>) {
     s(m.room, m.epoch, m.prompt_tokens, m.prompt_digest, m.first_page, m.pages);
   } else if constexpr (std::is_same_v<M, Complete>) {
     s(m.room, m.bytes, m.counts, m.aux.first_token, m.aux.logprob, m.aux.top_logprobs, m.aux.cached_device,
-      m.aux.cached_host, m.aux.cached_storage, m.aux.logits_hash, m.aux.draft_tokens, m.aux.draft_hidden,
-      m.page_digests);
+      m.aux.cached_host, m.aux.cached_storage, m.aux.logits_hash, m.aux.other_choices, m.aux.prompt_logprobs,
+      m.aux.draft_tokens, m.aux.draft_hidden, m.page_digests);
   } else if constexpr (std::is_same_v<M, Failed>) {
     s(m.room, m.phase, m.reason);
   } else if constexpr (std::is_same_v<M, Abort>) {

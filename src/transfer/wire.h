@@ -45,7 +45,9 @@ struct Hello {
   uint64_t pages_per_lane = 0;
   uint64_t max_tokens = 0;
   uint32_t max_rooms = 0;
-  std::vector<std::string> regions;  // per lane: transport's handle of its arena
+  std::vector<std::string> regions;     // per lane: transport's handle of its arena
+  std::string host_id;                  // equal on both sides: shared memory can work
+  std::vector<std::string> transports;  // that this side accepts, best first
 };
 
 struct HelloAck {
@@ -71,6 +73,14 @@ struct LayerCount {
   friend bool operator==(const LayerCount&, const LayerCount&) = default;
 };
 
+struct AuxToken {
+  int32_t token = -1;
+  float logprob = 0;
+  std::vector<std::pair<int32_t, float>> top;
+  uint64_t logits_hash = 0;
+  friend bool operator==(const AuxToken&, const AuxToken&) = default;
+};
+
 // What decode cannot know from the rows: travels with the last chunk.
 struct Aux {
   int32_t first_token = -1;
@@ -78,8 +88,10 @@ struct Aux {
   std::vector<std::pair<int32_t, float>> top_logprobs;
   int32_t cached_device = 0, cached_host = 0, cached_storage = 0;
   uint64_t logits_hash = 0;
-  std::vector<int32_t> draft_tokens;  // seeds of the draft, request-relative
-  std::vector<float> draft_hidden;    // last hidden state, for the draft layer
+  std::vector<AuxToken> other_choices;    // first tokens of choices 1, 2, ...
+  std::vector<AuxToken> prompt_logprobs;  // when the request asked for them
+  std::vector<int32_t> draft_tokens;      // seeds of the draft, request-relative
+  std::vector<float> draft_hidden;        // last hidden state, for the draft layer
   friend bool operator==(const Aux&, const Aux&) = default;
 };
 

@@ -27,7 +27,17 @@ std::vector<ControlMessage> Samples() {
   c.room = 5;
   c.bytes = 1ull << 40;
   c.counts = {{0, 0, 3}, {1, 2, 3}};
-  c.aux = {42, -0.5f, {{1, -1.f}, {2, -2.f}}, 64, 128, 192, 99, {4, 5}, {0.5f, 1.5f}};
+  c.aux = {42,
+           -0.5f,
+           {{1, -1.f}, {2, -2.f}},
+           64,
+           128,
+           192,
+           99,
+           {{43, -0.25f, {{3, -3.f}}, 98}},
+           {{44, -0.75f, {}, 0}, {45, -1.f, {{6, -6.f}, {7, -7.f}}, 0}},
+           {4, 5},
+           {0.5f, 1.5f}};
   c.page_digests = {Digest256{1}, Digest256{2}};
   return {SampleHello(),
           HelloAck{3, "no"},

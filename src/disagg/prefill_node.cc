@@ -1,0 +1,286 @@
+#include "disagg/prefill_node.h"
+
+#include "base/log.h"
+#include "transfer/tcp_transport.h"
+
+namespace sluice::disagg {
+
+using namespace transfer;  // NOLINT: every name here is one of its
+
+namespace {
+const PeerId kFakePeer(0);
+}
+
+StatusOr<std::unique_ptr<PrefillNode>> PrefillNode::Start(const NodeOptions& options, const KvLayout& layout,
+                                                          const DevicePool& pool,
+                                                          std::function<void()> wake) {
+  std::unique_ptr<PrefillNode> node(new PrefillNode(options, layout, pool, std::move(wake)));
+  if (options.backend != "fake") RETURN_IF_ERROR(node->net_.Listen(options.host, options.bootstrap_port));
+  node->StartThread();
+  return node;
+}
+
+PrefillNode::PrefillNode(const NodeOptions& options, const KvLayout& layout, const DevicePool& pool,
+                         std::function<void()> wake)
+    : Node(options, layout, pool, Role::kPrefill, std::move(wake)), rooms_(layout, options_.rooms) {
+  TransportOptions transport;
+  transport.bytes_per_second_max = options.bytes_per_second_max;
+  transport.on_done = [this] { net_.Wake(); };
+  if (options.backend == "auto" || options.backend == "shm") shm_ = MakeShmTransport(pool, transport);
+  if (options.backend == "auto" || options.backend == "tcp") tcp_ = MakeTcpTransport(pool, &net_, transport);
+  if (options.backend == "fake") fake_ = MakeFakeTransport();
+}
+
+PrefillNode::~PrefillNode() { StopThread(); }
+
+void PrefillNode::Add(RoomId room, int64_t prompt_tokens, const Digest256& digest) {
+  Post([=, this] {
+    const Nanos now = Now();
+    if (const Status s = rooms_.Add(room, prompt_tokens, digest, now); !s.ok()) {
+      Emit({RoomEvent::Kind::kFailed, room, s, {}});
+      Emit({RoomEvent::Kind::kEnded, room, s, {}});
+      return;
+    }
+    timing_[room];
+    if (fake_ == nullptr) return;
+    Reserve reserve{room, options_.rooms.epoch, uint64_t(prompt_tokens), digest, 0, {}};
+    reserve.pages.assign(size_t(CeilDiv(prompt_tokens, kPageTokens)), 1);
+    rooms_.OnFrame(kFakePeer, reserve, now);
+  });
+}
+
+void PrefillNode::Cancel(RoomId room, Status why) {
+  Post([=, this, why = std::move(why)] { rooms_.Cancel(room, why, Now()); });
+}
+
+void PrefillNode::BeginForward(int64_t step, RoomId room, const Chunk& chunk, std::vector<PageId> source) {
+  watched_forwards_.fetch_add(1, std::memory_order_relaxed);
+  Post([=, this, source = std::move(source)] {
+    rooms_.BeginForward(step, room, chunk, source);
+    if (chunk.last) last_chunk_[step].push_back(room);
+  });
+}
+
+void PrefillNode::SetAux(RoomId room, Aux aux) {
+  Post([=, this, aux = std::move(aux)]() mutable { rooms_.SetAux(room, std::move(aux), Now()); });
+}
+
+void PrefillNode::LayerFinal(int64_t step, LogicalLayer layer) {
+  if (watched_forwards_.load(std::memory_order_relaxed) == 0 || !options_.rooms.per_layer) return;
+  {
+    std::lock_guard lock(layer_mutex_);
+    layer_events_.push_back({step, layer, {}});
+  }
+  if (++since_wake_ < options_.rooms.layer_group) return;
+  since_wake_ = 0;
+  net_.Wake();
+}
+
+void PrefillNode::ForwardDone(int64_t step, Status status) {
+  if (watched_forwards_.load(std::memory_order_relaxed) == 0) return;
+  {
+    std::lock_guard lock(layer_mutex_);
+    layer_events_.push_back({step, LogicalLayer(), std::move(status)});
+  }
+  since_wake_ = 0;
+  net_.Wake();
+}
+
+void PrefillNode::DrainLayers(Nanos now) {
+  {
+    std::lock_guard lock(layer_mutex_);
+    layer_scratch_.swap(layer_events_);
+  }
+  RunCommands();  // the forward of every event taken was announced before it
+  for (const LayerEvent& e : layer_scratch_) {
+    if (e.layer.valid()) {
+      rooms_.OnLayerFinal(e.step, e.layer, now);
+      continue;
+    }
+    if (const auto it = last_chunk_.find(e.step); it != last_chunk_.end()) {
+      for (const RoomId room : it->second)
+        if (const auto t = timing_.find(room); t != timing_.end()) t->second.forward_end = now;
+      last_chunk_.erase(it);
+    }
+    rooms_.EndForward(e.step, e.status, now);
+  }
+  layer_scratch_.clear();
+}
+
+void PrefillNode::OnConnected(PeerId peer, bool) { peers_[peer] = Peer{.since = Now()}; }
+
+void PrefillNode::Greet(PeerId peer, const Hello& theirs) {
+  if (const Status s = CheckCompatible(self_, theirs, options_.allow_mixed_numerics); !s.ok())
+    return Refuse(peer, s);
+  const auto accepts = [&](const char* name) {
+    for (const std::string& t : theirs.transports)
+      if (t == name) return true;
+    return false;
+  };
+  bool shm = false;
+  Status why = Unavailable("host {} here, {} there", self_.host_id, theirs.host_id);
+  if (shm_ != nullptr && accepts("shm") && theirs.host_id == self_.host_id) {
+    why = shm_->AddPeer(peer, theirs);
+    shm = why.ok();
+  }
+  if (!shm && (tcp_ == nullptr || !accepts("tcp"))) {
+    return Refuse(
+        peer, Unavailable("no transport for {} and {}: --disaggregation-transfer-backend {} here, {} there "
+                          "(shared memory: {})",
+                          self_.instance_id, theirs.instance_id, options_.backend,
+                          fmt::join(theirs.transports, "|"), Message(why)));
+  }
+  Peer& p = peers_[peer];
+  p.hello = theirs;
+  p.ready = true;
+  p.shm = shm;
+  spdlog::info("decode instance {} joined over {}", theirs.instance_id, shm ? "shm" : "tcp");
+  net_.Send(peer, self_);
+  net_.Send(peer, HelloAck{options_.rooms.epoch, ""});
+}
+
+void PrefillNode::OnFrame(PeerId peer, const ControlMessage& message) {
+  const auto it = peers_.find(peer);
+  if (it == peers_.end()) return;
+  if (const auto* hello = std::get_if<Hello>(&message); hello != nullptr && !it->second.ready)
+    return Greet(peer, *hello);
+  if (!it->second.ready)
+    return Refuse(peer, Invalid("the first frame must be Hello, got {}", TypeName(message)));
+  if (const auto* reserve = std::get_if<Reserve>(&message)) {
+    const int64_t pages = int64_t(it->second.hello.pages_per_lane) * it->second.hello.lanes;
+    for (const int32_t page : reserve->pages) {
+      if (page >= 0 && page < pages) continue;
+      net_.Send(peer, Failed{reserve->room, "bootstrap",
+                             fmt::format("destination page {} of a pool of {}", page, pages)});
+      return;
+    }
+  }
+  rooms_.OnFrame(peer, message, Now());
+}
+
+StatusOr<std::vector<iovec>> PrefillNode::Place(PeerId, const BulkHeader&) {
+  return Invalid("pages move from prefill to decode only");
+}
+
+void PrefillNode::Lost(PeerId peer, const Status& why) {
+  rooms_.OnPeerLost(peer, why, Now());
+  const auto it = peers_.find(peer);
+  if (it == peers_.end()) return;
+  if (it->second.shm) shm_->RemovePeer(peer);
+  net_.Close(peer);
+  peers_.erase(it);
+}
+
+void PrefillNode::OnClosed(PeerId peer, const Status& why) {
+  const auto it = peers_.find(peer);
+  if (it == peers_.end()) return;
+  Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(why)));
+}
+
+// Its pages may never be read: cutting the connection after the last write of ours is what ends its leases.
+void PrefillNode::OnSilent(PeerId peer, const Status& why) { Lost(peer, why); }
+
+void PrefillNode::Beat(Nanos) {
+  for (const auto& [id, peer] : peers_)
+    if (peer.ready) net_.Send(id, Heartbeat{options_.rooms.epoch, beats_, rooms_.RoomsOf(id)});
+}
+
+std::vector<Digest256> PrefillNode::Digests(RoomId room) const {
+  std::vector<Digest256> digests;
+  const auto it = timing_.find(room);
+  if (it == timing_.end()) return digests;
+  for (const auto& [ordinal, page] : it->second.sent) {
+    Hasher hasher;
+    for (const KvPiece& piece : layout_.pieces()) hasher.Add({pool_.Piece(piece, page), size_t(piece.bytes)});
+    digests.push_back(hasher.Finish());
+  }
+  return digests;
+}
+
+void PrefillNode::Perform(Nanos now) {
+  for (bool more = true; more;) {
+    more = false;
+    for (Action& action : rooms_.TakeActions()) {
+      more = true;
+      if (auto* send = std::get_if<SendFrame>(&action)) {
+        if (auto* complete = std::get_if<Complete>(&send->message);
+            complete != nullptr && options_.self_check)
+          complete->page_digests = Digests(complete->room);
+        if (send->peer != kFakePeer) net_.Send(send->peer, send->message);
+      } else if (auto* write = std::get_if<PostWrite>(&action)) {
+        writes_[write->id] = write->room;
+        if (const auto t = timing_.find(write->room); t != timing_.end()) {
+          if (t->second.first_write == 0) t->second.first_write = now;
+          if (options_.self_check)
+            for (const PageMove& m : write->pages) t->second.sent[m.ordinal] = m.from;
+        }
+        const auto peer = peers_.find(write->peer);
+        Transport* transport = fake_                  ? fake_.get()
+                               : peer == peers_.end() ? nullptr
+                               : peer->second.shm     ? shm_.get()
+                                                      : tcp_.get();
+        if (transport == nullptr) {
+          done_.push_back({write->id, Unavailable("the decode instance is gone")});
+        } else {
+          transport->Post(*write);
+        }
+      } else if (auto* ready = std::get_if<RoomReady>(&action)) {
+        Emit({RoomEvent::Kind::kReady, ready->room, {}, {}});
+      } else if (auto* failed = std::get_if<RoomFailed>(&action)) {
+        for (Transport* t : {shm_.get(), tcp_.get()})
+          if (t != nullptr) t->DropRoom(failed->room);
+        totals_.last_error = std::string(Message(failed->status));
+        Emit({RoomEvent::Kind::kFailed, failed->room, failed->status, {}});
+      } else if (auto* ended = std::get_if<RoomEnded>(&action)) {
+        if (const auto t = timing_.find(ended->room); t != timing_.end()) {
+          if (ended->status.ok()) {
+            const Timing& time = t->second;
+            (options_.rooms.per_layer ? totals_.rooms_per_layer : totals_.rooms_monolithic) += 1;
+            totals_.exposed_s += std::max<double>(0, double(time.last_done - time.forward_end) * 1e-9);
+            totals_.transfer_s += std::max<double>(0, double(time.last_done - time.first_write) * 1e-9);
+          }
+          timing_.erase(t);
+        }
+        Emit({RoomEvent::Kind::kEnded, ended->room, ended->status, {}});
+      }
+    }
+    for (WriteDone& d : std::exchange(done_, {})) {
+      more = true;
+      const auto it = writes_.find(d.id);
+      if (it == writes_.end()) continue;
+      if (const auto t = timing_.find(it->second); t != timing_.end()) t->second.last_done = now;
+      writes_.erase(it);
+      rooms_.OnWriteDone(d.id, d.status, now);
+    }
+  }
+}
+
+void PrefillNode::Turn(Nanos now) {
+  for (;;) {
+    DrainLayers(now);
+    for (Transport* t : {shm_.get(), tcp_.get(), fake_.get()})
+      if (t != nullptr) t->Poll(&done_);
+    if (done_.empty()) break;
+    Perform(now);
+  }
+  rooms_.Tick(now);
+  Perform(now);
+}
+
+NodeStats PrefillNode::MakeStats() const {
+  const PrefillRoomStats& r = rooms_.stats();
+  NodeStats s = totals_;
+  s.bytes_sent = fake_ ? 0 : r.bytes_sent;
+  s.bytes_before_forward_end = fake_ ? 0 : r.bytes_before_forward_end;
+  s.rooms_completed = r.rooms_completed;
+  s.rooms_failed = r.rooms_failed;
+  s.rooms_aborted = r.rooms_aborted;
+  s.layers_sent_at_end = r.layers_sent_at_end;
+  s.writes = r.writes_posted;
+  s.late_frames = r.late_frames;
+  s.active_rooms = int64_t(rooms_.active());
+  s.outstanding_writes = int64_t(rooms_.outstanding_writes());
+  return s;
+}
+
+}  // namespace sluice::disagg

@@ -1,0 +1,106 @@
+"""The router's answers are those of one server, token by token, with logprobs, stops, choices and usage."""
+import argparse
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from cluster import Cluster, call, single
+
+LENGTHS = [1, 63, 64, 65, 128, 255, 256, 257, 511, 512, 513, 1025]
+
+
+def prompt(rng, length, vocab=2000):
+    return [rng.randrange(10, vocab) for _ in range(length)]
+
+
+def strip(answer):
+    """What must be equal: everything but names, times and where cached tokens lay."""
+    if isinstance(answer, list):
+        return [strip(a) for a in answer]
+    if isinstance(answer, dict):
+        return {k: strip(v) for k, v in answer.items()
+                if k not in ("id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_details")}
+    return answer
+
+
+def requests(lengths, seed):
+    rng = random.Random(seed)
+    for length in lengths:
+        ids = prompt(rng, length)
+        for max_tokens in (1, 2, 20):
+            yield "/generate", {"input_ids": ids, "return_logprob": True, "top_logprobs_num": 3,
+                                "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}}
+        yield "/generate", {"input_ids": ids, "return_logprob": True,
+                            "sampling_params": {"temperature": 0.9, "top_p": 0.95, "seed": length,
+                                                "max_new_tokens": 12, "presence_penalty": 0.4,
+                                                "frequency_penalty": 0.3, "repetition_penalty": 1.1,
+                                                "min_new_tokens": 3}}
+        yield "/v1/completions", {"prompt": ids, "max_tokens": 10, "temperature": 0.8, "seed": 7, "n": 3, "logprobs": 2}
+    ids = prompt(rng, 130)
+    yield "/generate", {"input_ids": ids, "return_logprob": True, "logprob_start_len": 0,
+                        "sampling_params": {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}}
+    yield "/v1/completions", {"prompt": [prompt(rng, 70), prompt(rng, 10)], "max_tokens": 6, "temperature": 0.7, "seed": 3}
+    for text in ("What does Ada hold?", "Say hello."):
+        for extra in ({}, {"stop": ["a"]}, {"stop": ["e", "the"], "logprobs": True, "top_logprobs": 2},
+                      {"n": 2, "temperature": 1.0, "seed": 11}, {"max_tokens": 1}):
+            yield "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "temperature": 0,
+                                           "max_tokens": 24, **extra}
+
+
+def compare(cluster, one, cases, rounds):
+    """rounds: what is emptied before each ('prefill', 'decode', 'both', 'none')."""
+    expected = [call(one.url, path, body) for path, body in cases]
+    wrong = 0
+    for name in rounds:
+        for p in {"prefill": cluster.prefills, "decode": cluster.decodes, "both": cluster.instances(), "none": []}[name]:
+            status, text = call(p.url, "/flush_cache")
+            assert status == 200, (p.url, text)
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda c: call(cluster.url, *c), cases))
+        for (path, body), a, b in zip(cases, expected, answers):
+            if a[0] == b[0] == 200 and strip(a[1]) == strip(b[1]):
+                continue
+            wrong += 1
+            if wrong <= 5:
+                print(f"DIFFERENT (emptied: {name}) {path} {str(body)[:300]}\n  one    {a[0]} {str(strip(a[1]))[:1500]}\n"
+                      f"  router {b[0]} {str(strip(b[1]))[:1500]}")
+        cluster.check_idle()
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--long", action="store_true")
+    options = parser.parse_args()
+    chunk = ["--chunked-prefill-size", "256"]
+    shapes = [("1P1D tcp", dict(common=["--disaggregation-transfer-backend", "tcp"]))]
+    if options.long:
+        shapes += [
+            ("1P1D shm", {}),
+            ("2P2D", dict(prefills=2, decodes=2)),
+            ("monolithic", dict(prefill=["--disaggregation-per-layer-transfer", "false"])),
+            ("prefill CP 4, decode CP 1", dict(prefill=["--attn-cp-size", "4", "--tp", "4"])),
+            ("prefill CP 1, decode CP 2", dict(decode=["--attn-cp-size", "2", "--tp", "2"])),
+            ("fp8", dict(common=["--kv-cache-dtype", "fp8_e4m3"], prefill=["--attn-cp-size", "2", "--tp", "2"])),
+        ]
+    wrong = 0
+    for name, shape in shapes:
+        common = chunk + ["--disaggregation-layer-group", "3", "--disaggregation-self-check"] + shape.pop("common", [])
+        kv = ["--kv-cache-dtype", "fp8_e4m3"] if "fp8_e4m3" in common else []
+        one = single(*chunk, *kv)
+        cluster = Cluster(common=common, **shape)
+        lengths = LENGTHS if options.long else [1, 64, 65, 257]
+        cases = list(requests(lengths, seed=5))
+        rounds = ["both", "none", "prefill", "decode"] if options.long else ["both", "none"]
+        different = compare(cluster, one, cases, rounds)
+        pd = call(cluster.prefills[0].url, "/server_info")[1]["disaggregation"]
+        print(f"{name}: {len(cases)} requests x {len(rounds)} rounds, {different} different; {pd['writes']} writes, "
+              f"{pd['bytes_sent']} bytes, {pd['bytes_before_forward_end']} of them before the forward's end")
+        wrong += different
+        cluster.stop()
+        one.stop()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
