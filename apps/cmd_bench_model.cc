@@ -75,7 +75,8 @@ class BatchBench {
     std::unique_ptr<BatchBench> b(new BatchBench(loaded, max_rows, max_batch));
     b->pages_per_seq_ = CeilDiv(max_context + 1, kPageTokens);
     ASSIGN_OR_RETURN(const KvLayout layout, KvLayout::Make(loaded.config, kv));
-    ASSIGN_OR_RETURN(b->pool_, DevicePool::Make(layout, 1, max_batch * b->pages_per_seq_ + 1));
+    ASSIGN_OR_RETURN(
+        b->pool_, DevicePool::Make(layout, 1, max_batch * b->pages_per_seq_ + 1, loaded.backend->memory()));
     ops::Limits op_limits;
     op_limits.max_rows = max_rows;
     op_limits.max_context = max_context + 1;
@@ -89,6 +90,8 @@ class BatchBench {
 
   // Sequences [0, batch) each compute `rows` tokens from position `start`; logits of each last row.
   Status Step(int64_t batch, int64_t start, int64_t rows, StepTimer* timer) {
+    if (timer != nullptr && buffers_->on_device() && !timer->settle)
+      timer->settle = [this] { queue_->Synchronize(); };
     ForwardBatch f;
     std::vector<int32_t> wanted;
     for (int64_t s = 0; s < batch; ++s) {
@@ -112,7 +115,7 @@ class BatchBench {
     RETURN_IF_ERROR(loaded_.model->Forward(*queue_, m, *pool_, *buffers_, options));
     loaded_.model->Logits(*queue_, wanted, *buffers_, timer);
     queue_->Synchronize();
-    return OkStatus();
+    return queue_->status();
   }
 
   // Gives every sequence `length` real rows: one is computed, the others get copies.
@@ -121,9 +124,7 @@ class BatchBench {
       RETURN_IF_ERROR(Step(1, at, std::min(chunk, length - at), nullptr));
     for (int64_t s = 1; s < batch; ++s) {
       for (int32_t p = 0; p < CeilDiv(length, kPageTokens); ++p) {
-        for (const KvPiece& piece : pool_->layout().pieces()) {
-          std::memcpy(pool_->Piece(piece, Page(s, p)), pool_->Piece(piece, Page(0, p)), size_t(piece.bytes));
-        }
+        pool_->CopyPage(Page(0, p), Page(s, p));
       }
     }
     return OkStatus();

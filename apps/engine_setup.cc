@@ -168,6 +168,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
 
   MemoryInputs memory;
   memory.free_bytes = model->free_bytes_before;
+  if (model->backend->memory() != nullptr) memory.separate_host_bytes = FreeMemoryBytes();
   memory.fraction = config.mem_fraction_static;
   memory.weight_bytes = model->model->packed_bytes();
   memory.staging_bytes = working_bytes;
@@ -187,9 +188,11 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   const bool shared =
       config.disaggregation_mode == "decode" &&
       (config.disaggregation_transfer_backend == "auto" || config.disaggregation_transfer_backend == "shm");
+  const int64_t device_pages = stack->memory.device_pages_per_lane + 1;
   ASSIGN_OR_RETURN(foundation->device,
-                   (shared ? DevicePool::MakeShared : DevicePool::Make)(
-                       stack->layout, stack->memory.lanes, stack->memory.device_pages_per_lane + 1));
+                   shared ? DevicePool::MakeShared(stack->layout, stack->memory.lanes, device_pages)
+                          : DevicePool::Make(stack->layout, stack->memory.lanes, device_pages,
+                                             model->backend->memory()));
   CacheOptions cache;
   cache.lanes = stack->memory.lanes;
   cache.pages_per_lane = stack->memory.device_pages_per_lane;
@@ -218,8 +221,9 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   if (config.enable_hierarchical_cache) {
     ASSIGN_OR_RETURN(const HostLayout order, ParseHostLayout(config.hicache_mem_layout));
     RETURN_IF_ERROR(CheckHostLayout(order, config.hicache_io_backend));
-    ASSIGN_OR_RETURN(foundation->host, HostPool::Make(stack->layout, order, stack->memory.lanes,
-                                                      stack->memory.host_pages_per_lane));
+    ASSIGN_OR_RETURN(foundation->host,
+                     HostPool::Make(stack->layout, order, stack->memory.lanes,
+                                    stack->memory.host_pages_per_lane, model->backend->memory()));
   }
   if (HasStorage(config)) {
     ASSIGN_OR_RETURN(foundation->storage->storage,

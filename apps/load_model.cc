@@ -3,6 +3,9 @@
 #include <filesystem>
 
 #include "backends/cpu/cpu_backend.h"
+#ifdef SLUICE_HAS_CUDA
+#include "backends/cuda/cuda_backend.h"
+#endif
 #include "bundled_model.h"
 #include "config/legality.h"
 #include "engine_setup.h"
@@ -17,6 +20,17 @@ StatusOr<DType> CacheDType(std::string_view flag, std::string_view value, DType 
   if (value == "float32") return DType::kF32;
   return Invalid("{} {}: not one of auto, bf16, fp8_e4m3, float32", flag, value);
 }
+
+#ifdef SLUICE_HAS_CUDA
+StatusOr<std::unique_ptr<ops::Backend>> CudaBackend(const ServerConfig& config, DType act) {
+  return cuda::MakeCudaBackend({.act = act, .deterministic = config.deterministic_inference});
+}
+#else
+StatusOr<std::unique_ptr<ops::Backend>> CudaBackend(const ServerConfig&, DType) {
+  return Unsupported(
+      "--device cuda: this build has no CUDA backend; build with -DSLUICE_CUDA=ON, or use --device cpu");
+}
+#endif
 
 }  // namespace
 
@@ -49,11 +63,16 @@ StatusOr<std::shared_ptr<LoadedModel>> LoadModel(const ServerConfig& config) {
         config.context_length, loaded->config.max_positions);
   }
   loaded->threads = config.threads > 0 ? int(config.threads) : AvailableCores();
-  if (config.device != "cpu")
-    return Unsupported("--device {}: this build has the cpu backend only", config.device);
-  ASSIGN_OR_RETURN(
-      loaded->backend,
-      cpu::MakeCpuBackend({config.dtype == "float32" ? DType::kF32 : DType::kBF16, config.cpu_isa}));
+  const DType act = config.dtype == "float32" ? DType::kF32 : DType::kBF16;
+  if (config.device == "cuda") {
+    ASSIGN_OR_RETURN(loaded->backend, CudaBackend(config, act));
+    loaded->free_bytes_before = loaded->backend->memory()->free_bytes();
+    if (loaded->config.index.topk > 2048)
+      return Unsupported("--device cuda: index_topk {} exceeds the kernels' 2048; use --device cpu",
+                         loaded->config.index.topk);
+  } else {
+    ASSIGN_OR_RETURN(loaded->backend, cpu::MakeCpuBackend({act, config.cpu_isa}));
+  }
   const bool with_draft = !config.speculative_algorithm.empty();
   StatusOr<std::unique_ptr<Checkpoint>> checkpoint =
       config.load_format == "dummy"

@@ -23,7 +23,7 @@ endif()
 
 # No -march: one binary for every x86-64; kernels carry their own target attributes and are dispatched at run time.
 # FMA contraction is off so that a compiler never changes which bits a plain loop produces.
-add_compile_options(-ffp-contract=off -fno-omit-frame-pointer "-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fno-omit-frame-pointer;-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=>")
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1")
 
@@ -36,5 +36,5 @@ elseif(SLUICE_SANITIZE STREQUAL "thread")
 endif()
 
 add_library(sluice_warnings INTERFACE)
-target_compile_options(sluice_warnings INTERFACE -Wall -Wextra -Wno-missing-field-initializers -Wno-maybe-uninitialized
-                       $<$<BOOL:${SLUICE_WERROR}>:-Werror>)
+target_compile_options(sluice_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers;-Wno-maybe-uninitialized>"
+                       $<$<AND:$<BOOL:${SLUICE_WERROR}>,$<COMPILE_LANGUAGE:CXX>>:-Werror>)

@@ -393,8 +393,9 @@ constexpr FlagSpec kFlags[] = {
      .status = kNoEffect, .note = "kernels are compiled ahead of time"},
     {.names = "--enable-flashinfer-allreduce-fusion", .group = kKernels, .type = kSwitch, .help = "Fuse all-reduce.",
      .status = kNoEffect, .note = "no GPU is used"},
-    {.names = "--enable-deterministic-inference", .group = kKernels, .type = kSwitch, .help = "Same bits on every run.",
-     .status = kNoEffect, .note = "the CPU backend always computes the same bits"},
+    {.names = "--enable-deterministic-inference", .group = kKernels, .type = kSwitch,
+     .help = "CUDA: a row's bits never depend on its batch (on the CPU they never do).",
+     .target = &S::deterministic_inference},
 
     // --- metrics and debugging
     {.names = "--enable-metrics", .group = kDebug, .type = kSwitch, .help = "Serve /metrics.", .status = kNoEffect,

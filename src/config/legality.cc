@@ -153,13 +153,16 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--speculative-algorithm none",
   });
   rows->push_back({
-      .id = "device-cuda",
-      .combination = "--device cuda",
-      .reason = "this build has no CUDA backend",
-      .remedy = "use --device cpu",
-      .violation = [](Config c, Model) { return c.device == "cuda" ? "--device cuda" : ""; },
-      .illegal_example = "--device cuda",
-      .legal_example = "--device cpu",
+      .id = "cuda-dequant-verify",
+      .combination = "--nsa-dequant-verify with --device cuda",
+      .reason = "the CUDA kernels dequantise on chip and keep nothing to compare",
+      .remedy = "leave --nsa-dequant-verify out, or use --device cpu",
+      .violation =
+          [](Config c, Model) {
+            return c.device == "cuda" && c.nsa_dequant_verify ? "--device cuda --nsa-dequant-verify" : "";
+          },
+      .illegal_example = "--device cuda --nsa-dequant-verify",
+      .legal_example = "--device cuda",
   });
 }
 

@@ -25,8 +25,9 @@ struct ServerConfig {
   std::string index_cache_dtype = "auto";
   int64_t random_seed = 0;
   std::string device = "cpu";
-  std::string cpu_isa = "auto";  // auto, avx2, avx512, avx512_bf16
-  int64_t threads = 0;           // compute threads in all; 0: cores of the cgroup
+  bool deterministic_inference = false;  // CUDA: no kernel chooses its work split by the batch
+  std::string cpu_isa = "auto";          // auto, avx2, avx512, avx512_bf16
+  int64_t threads = 0;                   // compute threads in all; 0: cores of the cgroup
   // http
   std::string host = "127.0.0.1";
   int64_t port = 30000;

@@ -124,14 +124,23 @@ StatusOr<MemoryPlan> PlanMemory(const MemoryInputs& in) {
     plan.device_pages_per_lane = std::max<int64_t>(1, std::min(rest / 2 / per_page_all_lanes - 1, wanted));
   }
   if (!in.host_tier) return plan;
-  const int64_t left = std::max<int64_t>(0, rest - plan.device_bytes());
+  // A device with memory of its own leaves the host's to the host tier.
+  const bool separate = in.separate_host_bytes > 0;
+  const int64_t left = separate ? int64_t(double(in.separate_host_bytes) * in.fraction)
+                                : std::max<int64_t>(0, rest - plan.device_bytes());
   if (in.host_gb_per_rank > 0) {
     plan.host_pages_per_lane = int64_t(in.host_gb_per_rank * 1e9) / in.page_bytes;
     if (plan.host_pages_per_lane < 1) {
       return Invalid("--hicache-size {}: a page takes {} bytes, so none fits; use at least {:.6f}",
                      in.host_gb_per_rank, in.page_bytes, double(in.page_bytes) / 1e9);
     }
-    if (plan.device_bytes() + plan.host_bytes() + fixed > in.free_bytes) {
+    if (separate && plan.host_bytes() > in.separate_host_bytes) {
+      return Exhausted(
+          "--hicache-size {}: {} ranks take {:.2f} GiB and {:.2f} GiB of host memory are free; use a smaller "
+          "value",
+          in.host_gb_per_rank, in.lanes, Gib(plan.host_bytes()), Gib(in.separate_host_bytes));
+    }
+    if (!separate && plan.device_bytes() + plan.host_bytes() + fixed > in.free_bytes) {
       return Exhausted(
           "--hicache-size {}: {} ranks take {:.2f} GiB, weights, working memory and device pages {:.2f} GiB, "
           "and {:.2f} GiB are "

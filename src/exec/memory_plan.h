@@ -10,7 +10,8 @@
 namespace sluice {
 
 struct MemoryInputs {
-  int64_t free_bytes = 0;  // free at start, before the weights were loaded
+  int64_t free_bytes = 0;           // free at start, before the weights were loaded
+  int64_t separate_host_bytes = 0;  // free host memory, where the device has memory of its own; else 0
   double fraction = 0.8;  // --mem-fraction-static: share for weights, staging, device and host pages together
   int64_t weight_bytes = 0;   // resident
   int64_t staging_bytes = 0;  // working memory of the forward pass

@@ -1,10 +1,8 @@
 #include "exec/model_runner.h"
 
 #include <chrono>
-#include <cstring>
 
 #include "base/check.h"
-#include "sampling/row_math.h"
 
 namespace sluice {
 namespace {
@@ -100,11 +98,7 @@ Status ModelRunner::Draft(const ForwardBatch& batch, const ForwardBatch& resolve
   return OkStatus();
 }
 
-void ModelRunner::CopyPage(const PageCopy& copy) {
-  for (const KvPiece& piece : device_.layout().pieces()) {
-    std::memcpy(device_.Piece(piece, copy.to), device_.Piece(piece, copy.from), size_t(piece.bytes));
-  }
-}
+void ModelRunner::CopyPage(const PageCopy& copy) { device_.CopyPage(copy.from, copy.to); }
 
 void ModelRunner::ResolveTokens(const ForwardBatch& batch) {
   for (int32_t r = 0; r < batch.rows(); ++r) {
@@ -116,7 +110,6 @@ void ModelRunner::ResolveTokens(const ForwardBatch& batch) {
 
 // A NaN or infinity in any row ends that sequence now, before its pages enter the cache.
 void ModelRunner::CheckRows(const ForwardBatch& batch, StepResult* result) {
-  const int64_t hidden = model_.config().hidden;
   for (const BatchSeq& seq : batch.seqs) {
     const int32_t failed = forward_.verify_failed_row;
     if (forward_.dequant_verify && failed >= seq.row_begin && failed < seq.row_begin + seq.num_rows) {
@@ -129,8 +122,7 @@ void ModelRunner::CheckRows(const ForwardBatch& batch, StepResult* result) {
       continue;
     }
     bool finite = true;
-    for (int32_t r = 0; r < seq.num_rows && finite; ++r)
-      finite = AllFinite(ranks_->Hidden(seq.row_begin + r), hidden);
+    for (int32_t r = 0; r < seq.num_rows && finite; ++r) finite = ranks_->RowFinite(seq.row_begin + r);
     if (!finite) {
       result->failed_slots.push_back(
           {seq.slot, Internal("a hidden state of the request holds a NaN or an infinity; the "

@@ -6,13 +6,16 @@
 #include "base/check.h"
 #include "batch/row_exchange.h"
 #include "exec/rank_state.h"
+#include "sampling/row_math.h"
 
 namespace sluice {
 
 void RankGroup::Hooks::WaitReadable(LogicalLayer layer) {
   if (LayerHooks* hooks = group_.options_in_->hooks) hooks->WaitReadable(layer);
   // Rows of this layer lie in other ranks' lanes: all are written before one is read.
-  if (group_.split_.split()) rank_.comm->Fence();
+  if (!group_.split_.split()) return;
+  rank_.queue->Synchronize();
+  rank_.comm->Fence();
 }
 
 void RankGroup::Hooks::LayerFinal(LogicalLayer layer) {
@@ -144,7 +147,9 @@ Status RankGroup::ForwardOn(RankState& rank, const ForwardBatch& batch, std::spa
   for (const int32_t row : part.batch_row) rank.tokens.push_back(tokens[size_t(row)]);
   ASSIGN_OR_RETURN(const ModelBatch model_batch,
                    rank.tables->Build(part.seqs, batch.pages, rank.tokens, model_.config().vocab_size));
-  return model_.Forward(*rank.queue, model_batch, pool_, *rank.buffers, rank.options);
+  RETURN_IF_ERROR(model_.Forward(*rank.queue, model_batch, pool_, *rank.buffers, rank.options));
+  rank.queue->Synchronize();
+  return rank.queue->status();
 }
 
 Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> tokens,
@@ -213,14 +218,26 @@ const float* RankGroup::Logits(std::span<const int32_t> batch_rows) {
     RankState& rank = *ranks_[0];
     rank.logits_rows.clear();
     for (const int32_t row : batch_rows) rank.logits_rows.push_back(split_.Where(row).row);
-    return model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+    const float* logits = model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+    rank.queue->Synchronize();
+    return logits;
   }
   SLUICE_CHECK(int64_t(batch_rows.size()) <= options_.limits.max_logits_rows, "{} logits rows of {}",
                batch_rows.size(), options_.limits.max_logits_rows);
   return Collect(batch_rows, split_.where(), model_.config().vocab_size, logits_.data(),
                  [&](RankState& rank) {
-                   return model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+                   const float* own =
+                       model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+                   rank.queue->Synchronize();
+                   return own;
                  });
+}
+
+bool RankGroup::RowFinite(int32_t batch_row) const {
+  const RankRow where = split_.Where(batch_row);
+  const ModelBuffers& buffers = *ranks_[size_t(where.rank.value)]->buffers;
+  if (buffers.on_device()) return buffers.host_finite[where.row] != 0;
+  return AllFinite(Hidden(batch_row), model_.config().hidden);
 }
 
 const float* RankGroup::Hidden(int32_t batch_row) const {

@@ -52,6 +52,8 @@ class RankGroup final : public DraftLayer {
   // REQUIRES rows.size() <= limits.max_logits_rows.
   const float* Logits(std::span<const int32_t> batch_rows);
 
+  // Whether the residual stream of a row of the last Forward's batch holds numbers only.
+  bool RowFinite(int32_t batch_row) const;
   // Residual stream [hidden] of a row of the last Forward's batch.
   const float* Hidden(int32_t batch_row) const;
 

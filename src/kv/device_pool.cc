@@ -29,7 +29,7 @@ DevicePool::DevicePool(const KvLayout& layout, int32_t lanes, int64_t pages_per_
 }
 
 DevicePool::~DevicePool() {
-  if (base_ != nullptr) munmap(base_, size_t(reserved_bytes()));
+  if (base_ != nullptr && memory_ == nullptr) munmap(base_, size_t(reserved_bytes()));
   if (fd_ >= 0) close(fd_);
 }
 
@@ -62,8 +62,14 @@ Status DevicePool::Map(int flags) {
 }
 
 StatusOr<std::unique_ptr<DevicePool>> DevicePool::Make(const KvLayout& layout, int32_t lanes,
-                                                       int64_t pages_per_lane) {
+                                                       int64_t pages_per_lane, DeviceMemory* memory) {
   ASSIGN_OR_RETURN(std::unique_ptr<DevicePool> pool, Sized(layout, lanes, pages_per_lane));
+  if (memory != nullptr) {
+    ASSIGN_OR_RETURN(pool->arena_, memory->Allocate(pool->reserved_bytes(), "device pages"));
+    pool->base_ = pool->arena_.get();
+    pool->memory_ = memory;
+    return pool;
+  }
   RETURN_IF_ERROR(pool->Map(MAP_PRIVATE | MAP_ANONYMOUS));
   return pool;
 }
@@ -130,7 +136,23 @@ std::byte* DevicePool::IndexSlab(LogicalLayer layer, int32_t lane) const {
 }
 
 void DevicePool::Poison(PageId page) const {
-  for (const KvPiece& piece : layout_.pieces()) std::memset(Piece(piece, page), 0xff, size_t(piece.bytes));
+  for (const KvPiece& piece : layout_.pieces()) {
+    if (memory_ != nullptr) {
+      memory_->Fill(Piece(piece, page), 0xff, piece.bytes);
+    } else {
+      std::memset(Piece(piece, page), 0xff, size_t(piece.bytes));
+    }
+  }
+}
+
+void DevicePool::CopyPage(PageId from, PageId to) const {
+  for (const KvPiece& piece : layout_.pieces()) {
+    if (memory_ != nullptr) {
+      memory_->Copy(Piece(piece, to), Piece(piece, from), piece.bytes);
+    } else {
+      std::memcpy(Piece(piece, to), Piece(piece, from), size_t(piece.bytes));
+    }
+  }
 }
 
 }  // namespace sluice

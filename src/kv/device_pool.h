@@ -15,6 +15,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "kv/kv_layout.h"
+#include "tensor/device_memory.h"
 
 namespace sluice {
 
@@ -24,8 +25,9 @@ inline int32_t PageLocal(PageId page, int32_t lanes) { return page.value / lanes
 class DevicePool {
  public:
   // pages_per_lane includes the scratch page. REQUIRES lanes >= 1.
+  // `memory` (outlives the pool) gives the arena of a device with memory of its own.
   static StatusOr<std::unique_ptr<DevicePool>> Make(const KvLayout& layout, int32_t lanes,
-                                                    int64_t pages_per_lane);
+                                                    int64_t pages_per_lane, DeviceMemory* memory = nullptr);
   // The same memory, but another process of this host may attach to it by ShareHandle().
   static StatusOr<std::unique_ptr<DevicePool>> MakeShared(const KvLayout& layout, int32_t lanes,
                                                           int64_t pages_per_lane);
@@ -51,7 +53,9 @@ class DevicePool {
   // Start of the slab of one lane, for kernels that address pages themselves: block i is local page i.
   std::byte* LatentSlab(LogicalLayer layer, int32_t lane) const;
   std::byte* IndexSlab(LogicalLayer layer, int32_t lane) const;
-  void Poison(PageId page) const;  // fills all pieces with 0xff bytes (NaN in every format)
+  void CopyPage(PageId from, PageId to) const;      // all pieces
+  DeviceMemory* memory() const { return memory_; }  // null: host memory
+  void Poison(PageId page) const;                   // fills all pieces with 0xff bytes (NaN in every format)
 
  private:
   DevicePool(const KvLayout& layout, int32_t lanes, int64_t pages_per_lane);
@@ -68,6 +72,8 @@ class DevicePool {
   int64_t lane_bytes_ = 0;
   std::vector<int64_t> latent_slab_, index_slab_;  // offset of a slab inside its lane, by compact layer
   std::byte* base_ = nullptr;
+  DeviceMemory* memory_ = nullptr;
+  std::shared_ptr<std::byte> arena_;  // of memory_
   int fd_ = -1;
 };
 

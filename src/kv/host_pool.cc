@@ -62,11 +62,12 @@ HostPool::HostPool(const KvLayout& layout, HostLayout order, int32_t lanes, int6
     : layout_(layout), order_(order), lanes_(lanes), pages_per_lane_(pages_per_lane) {}
 
 HostPool::~HostPool() {
+  pinned_.reset();  // before the memory goes
   if (base_ != nullptr) munmap(base_, size_t(reserved_bytes()));
 }
 
 StatusOr<std::unique_ptr<HostPool>> HostPool::Make(const KvLayout& layout, HostLayout order, int32_t lanes,
-                                                   int64_t pages_per_lane) {
+                                                   int64_t pages_per_lane, DeviceMemory* memory) {
   SLUICE_CHECK(lanes >= 1, "lanes {}", lanes);
   if (pages_per_lane < 1) {
     return Invalid(
@@ -88,6 +89,9 @@ StatusOr<std::unique_ptr<HostPool>> HostPool::Make(const KvLayout& layout, HostL
   pool->base_ = static_cast<std::byte*>(p);
   // Where the system allows it; fewer address translations in copies of whole pages.
   (void)madvise(p, size_t(pool->reserved_bytes()), MADV_HUGEPAGE);
+  if (memory != nullptr) {
+    ASSIGN_OR_RETURN(pool->pinned_, memory->Pin(pool->base_, pool->reserved_bytes()));
+  }
   return pool;
 }
 

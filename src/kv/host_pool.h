@@ -19,6 +19,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "kv/kv_layout.h"
+#include "tensor/device_memory.h"
 
 namespace sluice {
 
@@ -45,7 +46,7 @@ class HostPool {
     return budget_bytes / (layout.page_bytes() * lanes);
   }
   static StatusOr<std::unique_ptr<HostPool>> Make(const KvLayout& layout, HostLayout order, int32_t lanes,
-                                                  int64_t pages_per_lane);
+                                                  int64_t pages_per_lane, DeviceMemory* memory = nullptr);
   ~HostPool();
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
@@ -71,6 +72,7 @@ class HostPool {
   int32_t lanes_;
   int64_t pages_per_lane_;
   std::byte* base_ = nullptr;
+  std::shared_ptr<void> pinned_;  // for a device with memory of its own
 };
 
 }  // namespace sluice

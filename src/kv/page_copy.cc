@@ -1,6 +1,7 @@
 #include "kv/page_copy.h"
 
 #include <cstring>
+#include <vector>
 
 #include "base/check.h"
 #include "base/stream_copy.h"
@@ -12,10 +13,15 @@ namespace {
 // of its longer runs copied past them.
 constexpr int64_t kStreamPlanBytes = 512 << 10, kStreamRunBytes = 4 << 10;
 
+// Host memory is copied at once; runs of a device with memory of its own are collected and go in one call.
+thread_local std::vector<MemoryRun>* collected = nullptr;
+
 void Move(CopyDirection direction, std::byte* device, std::byte* host, int64_t bytes, bool stream) {
   std::byte* to = direction == CopyDirection::kDeviceToHost ? host : device;
   const std::byte* from = direction == CopyDirection::kDeviceToHost ? device : host;
-  if (stream && bytes >= kStreamRunBytes) {
+  if (collected != nullptr) {
+    collected->push_back({to, from, bytes});
+  } else if (stream && bytes >= kStreamRunBytes) {
     StreamCopy(to, from, size_t(bytes));
   } else {
     std::memcpy(to, from, size_t(bytes));
@@ -67,11 +73,33 @@ CopyCount CopyPiece(const CopyPlan& plan, const KvPiece& piece, const DevicePool
   return done;
 }
 
+// Hands what was collected to the device when it goes.
+class Collect {
+ public:
+  explicit Collect(DeviceMemory* memory) : memory_(memory) {
+    static thread_local std::vector<MemoryRun> runs;
+    if (memory_ == nullptr) return;
+    runs.clear();
+    collected = &runs;
+  }
+  ~Collect() {
+    if (memory_ == nullptr) return;
+    memory_->CopyRuns(*collected);
+    collected = nullptr;
+  }
+  Collect(const Collect&) = delete;
+  Collect& operator=(const Collect&) = delete;
+
+ private:
+  DeviceMemory* const memory_;
+};
+
 }  // namespace
 
 CopyCount CopyLayer(const CopyPlan& plan, LogicalLayer layer, const DevicePool& device, const HostPool& host,
                     int32_t lane) {
   CopyCount done;
+  const Collect collect(device.memory());
   for (const KvPiece& piece : device.layout().pieces()) {
     if (piece.layer == layer) done += CopyPiece(plan, piece, device, host, lane);
   }
@@ -80,6 +108,7 @@ CopyCount CopyLayer(const CopyPlan& plan, LogicalLayer layer, const DevicePool& 
 
 CopyCount CopyPages(const CopyPlan& plan, const DevicePool& device, const HostPool& host, int32_t lane) {
   CopyCount done;
+  const Collect collect(device.memory());
   for (const KvPiece& piece : device.layout().pieces()) done += CopyPiece(plan, piece, device, host, lane);
   return done;
 }

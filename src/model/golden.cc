@@ -127,6 +127,7 @@ class TopkCheck final : public LayerHooks {
   void set_rows(int64_t rows) { rows_ = rows; }
   const Status& status() const { return status_; }
 
+  bool WantsSelection() const override { return true; }
   void IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) override {
     if (layer == draft_layer_) return;
     const StoredTensor* sets = file_.Find(fmt::format("layer{}", layer.value));

@@ -11,10 +11,10 @@ namespace sluice {
 struct Model::Layer {
   LogicalLayer id;
   bool moe = false, computes_index = false;
-  std::vector<float> input_norm, post_norm;        // [hidden]
-  std::vector<float> q_latent_norm;                // [q_lora]
-  std::vector<float> kv_latent_norm;               // [kv_lora]
-  std::vector<float> index_norm, index_norm_bias;  // [index_dim]
+  ops::Constant input_norm, post_norm;        // [hidden]
+  ops::Constant q_latent_norm;                // [q_lora]
+  ops::Constant kv_latent_norm;               // [kv_lora]
+  ops::Constant index_norm, index_norm_bias;  // [index_dim]
 
   // Products of the normed input, side by side in in_proj: [q latent | latent row | index key]. One matrix
   // where all parts are stored alike.
@@ -28,12 +28,12 @@ struct Model::Layer {
   std::unique_ptr<ops::Linear> fold, unfold;      // per head: nope -> kv_lora, kv_lora -> v
   std::unique_ptr<ops::Linear> out;
   std::unique_ptr<ops::Linear> gate_up, down;  // dense MLP or shared experts; null: no shared expert
-  std::vector<float> router, router_bias;      // [experts, hidden], [experts]
+  ops::Constant router, router_bias;           // [experts, hidden], [experts]
   std::unique_ptr<ops::Linear> experts_gate_up, experts_down;
 };
 
 struct Model::Draft {
-  std::vector<float> embedding_norm, hidden_norm, head_norm;
+  ops::Constant embedding_norm, hidden_norm, head_norm;
   std::unique_ptr<ops::Linear> combine;  // [hidden, 2 * hidden]
   std::unique_ptr<Layer> layer;
 };

@@ -26,10 +26,13 @@ Status Model::Forward(ops::Queue& queue, const ModelBatch& batch, const DevicePo
     return Internal("forward of {} rows and context {} exceeds the planned {} and {}", batch.rows,
                     batch.max_context, buffers.limits().max_rows, buffers.limits().max_context);
   }
-  Pass pass{queue, batch, pool, buffers, options};
+  const ModelBatch placed = buffers.Place(queue, batch);
+  Pass pass{queue, placed, pool, buffers, options};
   options.verify_failed_row = -1;
   Embed(pass);
   for (const auto& layer : layers_) RETURN_IF_ERROR(RunLayer(pass, *layer));
+  if (buffers.on_device())
+    backend_.FiniteRows(queue, buffers.x, batch.rows, config_.hidden, buffers.host_finite);
   return OkStatus();
 }
 
@@ -240,9 +243,19 @@ void Model::SelectRows(Pass& pass, const Layer& l) const {
   s.gap = pass.options.index_gap;
   backend_.IndexSelect(pass.queue, s);
   pass.has_selection = true;
-  if (pass.options.hooks == nullptr) return;
-  pass.options.hooks->IndexSelected(l.id, b.selected, b.selected_count);
-  pass.options.hooks->ReviseSelection(l.id, b.selected, b.selected_count);
+  LayerHooks* hooks = pass.options.hooks;
+  if (hooks == nullptr) return;
+  if (!b.on_device()) {
+    hooks->IndexSelected(l.id, b.selected, b.selected_count);
+    hooks->ReviseSelection(l.id, b.selected, b.selected_count);
+  } else if (hooks->WantsSelection()) {
+    b.host_selected.resize(size_t(batch.rows * c.index.topk));
+    b.host_selected_count.resize(size_t(batch.rows));
+    pass.queue.Download(b.host_selected.data(), b.selected, batch.rows * c.index.topk * 4);
+    pass.queue.Download(b.host_selected_count.data(), b.selected_count, batch.rows * 4);
+    pass.queue.Synchronize();
+    hooks->IndexSelected(l.id, b.host_selected.data(), b.host_selected_count.data());
+  }
 }
 
 void Model::AttendRows(Pass& pass, const Layer& l) const {
@@ -355,13 +368,14 @@ void Model::RunMlp(Pass& pass, const Layer& l) const {
   backend_.Moe(pass.queue, m);
 }
 
-void Model::NormRows(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& weight,
+void Model::NormRows(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& weight,
                      ModelBuffers& b, float* out_f32) const {
   const int64_t limit = b.limits().max_logits_rows;
   // In groups that fit the gathered buffer; a row's result does not depend on its group.
   for (int64_t at = 0; at < int64_t(rows.size()); at += limit) {
     const int64_t n = std::min<int64_t>(limit, int64_t(rows.size()) - at);
-    backend_.GatherRows(queue, b.x, rows.data() + at, n, config_.hidden * 4, b.logits_x);
+    backend_.GatherRows(queue, b.x, b.PlaceRows(queue, rows.subspan(size_t(at), size_t(n))), n,
+                        config_.hidden * 4, b.logits_x);
     ops::RmsNormArgs norm;
     norm.rows = n;
     norm.dim = config_.hidden;
@@ -374,7 +388,7 @@ void Model::NormRows(ops::Queue& queue, std::span<const int32_t> rows, const std
   }
 }
 
-const float* Model::Head(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& norm,
+const float* Model::Head(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& norm,
                          ModelBuffers& b, StepTimer* timer) const {
   SLUICE_CHECK(int64_t(rows.size()) <= b.limits().max_logits_rows, "{} logits rows of {}", rows.size(),
                b.limits().max_logits_rows);
@@ -386,7 +400,9 @@ const float* Model::Head(ops::Queue& queue, std::span<const int32_t> rows, const
   a.x = b.logits_h;
   a.y = b.logits;
   backend_.Apply(queue, a);
-  return b.logits;
+  if (!b.on_device()) return b.logits;
+  queue.Download(b.host_logits, b.logits, int64_t(rows.size()) * config_.vocab_size * 4);
+  return b.host_logits;
 }
 
 const float* Model::Logits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b,
@@ -407,7 +423,8 @@ Status Model::DraftForward(ops::Queue& queue, const ModelBatch& batch, const flo
     return Internal("draft forward of {} rows and context {} exceeds the planned {} and {}", batch.rows,
                     batch.max_context, b.limits().max_rows, b.limits().max_context);
   }
-  Pass pass{queue, batch, pool, b, options};
+  const ModelBatch placed = b.Place(queue, batch);
+  Pass pass{queue, placed, pool, b, options};
   options.verify_failed_row = -1;
   Embed(pass);
   // [norm of the embedding | norm of the hidden state], side by side.

@@ -42,6 +42,9 @@ class LayerHooks {
   // test replaces them to compare arithmetic apart from discrete choices. In the backend's memory.
   virtual void ReviseSelection(LogicalLayer, int32_t* /*selected*/, int32_t* /*count*/) {}
   virtual void ReviseExperts(LogicalLayer, int32_t* /*expert*/, float* /*weight*/) {}
+  // Whether IndexSelected is worth a wait for a device with memory of its own; without, it is not called
+  // there.
+  virtual bool WantsSelection() const { return false; }
 };
 
 struct ForwardOptions {
@@ -120,9 +123,9 @@ class Model {
   void Record(std::string_view kind, const ops::Linear& linear);
   Status RunLayer(Pass& pass, const Layer& layer) const;
   void Embed(Pass& pass) const;
-  void NormRows(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& weight,
+  void NormRows(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& weight,
                 ModelBuffers& buffers, float* out_f32) const;
-  const float* Head(ops::Queue& queue, std::span<const int32_t> rows, const std::vector<float>& norm,
+  const float* Head(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& norm,
                     ModelBuffers& buffers, StepTimer* timer) const;
   void Attend(Pass& pass, const Layer& layer) const;
   void WriteKv(Pass& pass, const Layer& layer) const;
@@ -140,7 +143,8 @@ class Model {
   std::vector<std::unique_ptr<Layer>> layers_;
   std::unique_ptr<Draft> draft_;
   ops::WeightView embedding_;
-  std::vector<float> final_norm_;
+  std::shared_ptr<std::byte> embedding_memory_;  // of a backend with memory of its own
+  ops::Constant final_norm_;
   std::unique_ptr<ops::Linear> head_;
   Digest256 identity_{};
   std::vector<std::string> notices_;

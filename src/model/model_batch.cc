@@ -70,6 +70,8 @@ StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::spa
   m.seqs.page_begin = page_begin_.data();
   m.seqs.pages = pages.data();
   m.seqs.slot_shift = slot_shift;
+  m.seqs.max_context = m.max_context + slot_shift;
+  m.seqs.num_pages = int64_t(pages.size());
   return m;
 }
 

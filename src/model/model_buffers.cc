@@ -4,6 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "base/check.h"
 
 namespace sluice {
 namespace {
@@ -30,7 +34,7 @@ class Planner {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c, const ops::Backend& backend,
+StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c, ops::Backend& backend,
                                                            const ModelLimits& limits) {
   if (limits.max_rows < 1 || limits.max_seqs < 1 || limits.max_logits_rows < 1 || limits.max_context < 1) {
     return Internal("model buffers: limits must be positive");
@@ -77,6 +81,29 @@ StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c,
     return p.end();
   };
   b->arena_bytes_ = size_t(AlignUp(plan(nullptr), 4096));
+  b->memory_ = backend.memory();
+  if (b->memory_ != nullptr) {
+    DeviceMemory& memory = *b->memory_;
+    ASSIGN_OR_RETURN(auto arena, memory.Allocate(int64_t(b->arena_bytes_),
+                                                 "working buffers; lower --chunked-prefill-size"));
+    b->arena_owner_ = arena;
+    plan(arena.get());
+    ASSIGN_OR_RETURN(b->host_logits_memory_, memory.AllocateShared(logits_rows * c.vocab_size * 4, "logits"));
+    b->host_logits = reinterpret_cast<float*>(b->host_logits_memory_.get());
+    ASSIGN_OR_RETURN(b->host_finite_memory_, memory.AllocateShared(rows * 4, "row checks"));
+    b->host_finite = reinterpret_cast<int32_t*>(b->host_finite_memory_.get());
+    // Six tables of a batch, its page lists (shared pages repeated by each sequence) and the rows of a Logits
+    // call.
+    const int64_t pages = limits.max_seqs * CeilDiv(limits.max_context + kPageTokens, kPageTokens);
+    b->table_words_ = 6 * limits.max_rows + 3 * limits.max_seqs + pages + 16 * 16;
+    ASSIGN_OR_RETURN(b->table_memory_,
+                     memory.Allocate((b->table_words_ + limits.max_logits_rows) * 4, "batch tables"));
+    b->staging_.resize(size_t(b->table_words_));
+    b->FillRope(c);
+    ASSIGN_OR_RETURN(b->rope_memory_, memory.Allocate(int64_t(b->rope_.size()) * 4, "rope tables"));
+    memory.Copy(b->rope_memory_.get(), b->rope_.data(), int64_t(b->rope_.size()) * 4);
+    return b;
+  }
   // Committed when first touched: a short batch never pays for the planned maximum.
   void* memory = mmap(nullptr, b->arena_bytes_, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -88,23 +115,62 @@ StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c,
   b->arena_owner_ = std::shared_ptr<void>(memory, [bytes](void* p) { munmap(p, bytes); });
   b->arena_ = static_cast<std::byte*>(memory);
   plan(b->arena_);
+  b->FillRope(c);
+  return b;
+}
 
-  const int64_t half = c.qk_rope / 2, positions = limits.max_context;
-  b->rope_half_ = half;
-  b->rope_.resize(size_t(2 * positions * half));
+void ModelBuffers::FillRope(const ModelConfig& c) {
+  const int64_t half = c.qk_rope / 2, positions = limits_.max_context;
+  rope_half_ = half;
+  rope_.resize(size_t(2 * positions * half));
   for (int64_t p = 0; p < positions; ++p) {
     for (int64_t i = 0; i < half; ++i) {
       // The angle is rounded to float32 as in training; its cosine is exact to float32.
       const float angle = float(p) * c.rope.inv_freq[size_t(i)];
-      b->rope_[size_t(p * half + i)] = float(std::cos(double(angle))) * c.rope.cos_sin_scale;
-      b->rope_[size_t((positions + p) * half + i)] = float(std::sin(double(angle))) * c.rope.cos_sin_scale;
+      rope_[size_t(p * half + i)] = float(std::cos(double(angle))) * c.rope.cos_sin_scale;
+      rope_[size_t((positions + p) * half + i)] = float(std::sin(double(angle))) * c.rope.cos_sin_scale;
     }
   }
-  return b;
 }
 
 ops::RopeTable ModelBuffers::rope() const {
-  return {rope_.data(), rope_.data() + limits_.max_context * rope_half_, rope_half_};
+  const float* base = on_device() ? reinterpret_cast<const float*>(rope_memory_.get()) : rope_.data();
+  return {base, base + limits_.max_context * rope_half_, rope_half_};
+}
+
+ModelBatch ModelBuffers::Place(ops::Queue& queue, const ModelBatch& batch) {
+  if (!on_device()) return batch;
+  auto* base = reinterpret_cast<int32_t*>(table_memory_.get());
+  int64_t at = 0;
+  const auto put = [&](const auto* from, int64_t count) {
+    using T = std::remove_cvref_t<decltype(*from)>;
+    static_assert(sizeof(T) == 4);
+    SLUICE_CHECK(at + count <= table_words_, "tables of {} words, planned for {}", at + count, table_words_);
+    if (count > 0) std::memcpy(&staging_[size_t(at)], from, size_t(count) * 4);
+    const T* placed = reinterpret_cast<const T*>(base + at);
+    at = AlignUp(at + count, 16);
+    return placed;
+  };
+  ModelBatch m = batch;
+  m.tokens = put(batch.tokens, batch.rows);
+  m.positions = put(batch.positions, batch.rows);
+  m.slots.page = put(batch.slots.page, batch.rows);
+  m.slots.offset = put(batch.slots.offset, batch.rows);
+  m.seqs.seq_of_row = put(batch.seqs.seq_of_row, batch.rows);
+  m.seqs.positions = m.positions;
+  m.seqs.row_begin = put(batch.seqs.row_begin, batch.seqs.seqs);
+  m.seqs.num_rows = put(batch.seqs.num_rows, batch.seqs.seqs);
+  m.seqs.page_begin = put(batch.seqs.page_begin, batch.seqs.seqs);
+  m.seqs.pages = put(batch.seqs.pages, batch.seqs.num_pages);
+  queue.Upload(base, staging_.data(), at * 4);
+  return m;
+}
+
+const int32_t* ModelBuffers::PlaceRows(ops::Queue& queue, std::span<const int32_t> rows) {
+  if (!on_device()) return rows.data();
+  auto* at = reinterpret_cast<int32_t*>(table_memory_.get()) + table_words_;
+  queue.Upload(at, rows.data(), int64_t(rows.size()) * 4);
+  return at;
 }
 
 }  // namespace sluice

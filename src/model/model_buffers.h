@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
 #include "config/model_config.h"
+#include "model/model_batch.h"
 #include "ops/backend.h"
 
 namespace sluice {
@@ -23,12 +25,19 @@ struct ModelLimits {
 // What only the attention half of a layer uses shares memory with what only the MLP half uses.
 class ModelBuffers {
  public:
-  static StatusOr<std::unique_ptr<ModelBuffers>> Make(const ModelConfig& config, const ops::Backend& backend,
+  static StatusOr<std::unique_ptr<ModelBuffers>> Make(const ModelConfig& config, ops::Backend& backend,
                                                       const ModelLimits& limits);
 
   const ModelLimits& limits() const { return limits_; }
   int64_t bytes() const { return int64_t(arena_bytes_) + int64_t(rope_.size() * sizeof(float)); }
   ops::RopeTable rope() const;
+
+  // The batch's tables where the backend's ops read them: the batch itself, or a copy made in the queue's
+  // order.
+  ModelBatch Place(ops::Queue& queue, const ModelBatch& batch);
+  // Row indices likewise.
+  const int32_t* PlaceRows(ops::Queue& queue, std::span<const int32_t> rows);
+  bool on_device() const { return memory_ != nullptr; }
 
   float* x = nullptr;  // [rows, hidden] residual stream
   void* h = nullptr;   // [rows, hidden] Act, normed
@@ -55,16 +64,25 @@ class ModelBuffers {
   float* logits_x = nullptr;  // [logits_rows, hidden]
   void* logits_h = nullptr;   // [logits_rows, hidden] Act
   float* logits = nullptr;    // [logits_rows, vocab]
+  // On a device with memory of its own: what the host reads of a forward once the queue was synchronised.
+  float* host_logits = nullptr;    // [logits_rows, vocab]
+  int32_t* host_finite = nullptr;  // [rows] 0: the residual row holds a NaN or an infinity
+  std::vector<int32_t> host_selected, host_selected_count;  // for a hook that wants them
   // draft layer: its input [embedding | hidden] and the target's normed hidden
   void* draft_in = nullptr;  // [rows, 2 * hidden] Act
 
  private:
   ModelBuffers() = default;
+  void FillRope(const ModelConfig& config);
   ModelLimits limits_;
   std::byte* arena_ = nullptr;
   size_t arena_bytes_ = 0;
   std::shared_ptr<void> arena_owner_;
-  std::vector<float> rope_;  // cos then sin, [max_context, rope / 2] each
+  DeviceMemory* memory_ = nullptr;
+  std::shared_ptr<std::byte> rope_memory_, table_memory_, host_logits_memory_, host_finite_memory_;
+  int64_t table_words_ = 0;
+  std::vector<int32_t> staging_;  // tables of one batch, side by side
+  std::vector<float> rope_;       // cos then sin, [max_context, rope / 2] each
   int64_t rope_half_ = 0;
 };
 

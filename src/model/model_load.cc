@@ -105,7 +105,10 @@ StatusOr<std::unique_ptr<Model::Layer>> Model::LoadLayer(LogicalLayer id, bool m
   l.moe = moe;
   l.computes_index = config_.IsFullIndexLayer(id);
   const std::string at = LayerPrefix(id), attn = at + "self_attn.", mlp = at + "mlp.";
-  const auto vector = [&](const std::string& name) { return checkpoint_->Vector(name); };
+  const auto vector = [&](const std::string& name) -> StatusOr<ops::Constant> {
+    ASSIGN_OR_RETURN(std::vector<float> values, checkpoint_->Vector(name));
+    return backend_.Keep(std::move(values));
+  };
   ASSIGN_OR_RETURN(l.input_norm, vector(at + "input_layernorm.weight"));
   ASSIGN_OR_RETURN(l.post_norm, vector(at + "post_attention_layernorm.weight"));
   ASSIGN_OR_RETURN(l.kv_latent_norm, vector(attn + "kv_a_layernorm.weight"));
@@ -187,7 +190,19 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const ModelConfig& config,
   const std::string head = config.tie_embeddings ? embed : "lm_head.weight";
   ASSIGN_OR_RETURN(const StoredMatrix table, ckpt.Matrix(embed));
   m->embedding_ = View(table);
-  ASSIGN_OR_RETURN(m->final_norm_, ckpt.Vector("model.norm.weight"));
+  if (DeviceMemory* memory = backend.memory()) {
+    if (table.scale != nullptr)
+      return Unsupported("{}: an embedding table with scales is not supported", embed);
+    const int64_t bytes = table.out * table.in * SizeOf(table.dtype);
+    ASSIGN_OR_RETURN(m->embedding_memory_, memory->Allocate(bytes, "the embedding table"));
+    memory->Copy(m->embedding_memory_.get(), table.data, bytes);
+    m->embedding_.data = m->embedding_memory_.get();
+  }
+  const auto vector = [&](const std::string& name) -> StatusOr<ops::Constant> {
+    ASSIGN_OR_RETURN(std::vector<float> values, ckpt.Vector(name));
+    return backend.Keep(std::move(values));
+  };
+  ASSIGN_OR_RETURN(m->final_norm_, vector("model.norm.weight"));
   ASSIGN_OR_RETURN(m->head_, m->Pack("head", std::vector{head}));
   if (options.with_draft) {
     auto draft = std::make_unique<Draft>();
@@ -201,9 +216,9 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const ModelConfig& config,
             ckpt.source(), copy, own);
       }
     }
-    ASSIGN_OR_RETURN(draft->embedding_norm, ckpt.Vector(at + "enorm.weight"));
-    ASSIGN_OR_RETURN(draft->hidden_norm, ckpt.Vector(at + "hnorm.weight"));
-    ASSIGN_OR_RETURN(draft->head_norm, ckpt.Vector(at + "shared_head.norm.weight"));
+    ASSIGN_OR_RETURN(draft->embedding_norm, vector(at + "enorm.weight"));
+    ASSIGN_OR_RETURN(draft->hidden_norm, vector(at + "hnorm.weight"));
+    ASSIGN_OR_RETURN(draft->head_norm, vector(at + "shared_head.norm.weight"));
     ASSIGN_OR_RETURN(draft->combine, m->Pack("draft eh", std::vector{at + "eh_proj.weight"}));
     ASSIGN_OR_RETURN(draft->layer, m->LoadLayer(config.draft_layer(), config.moe.num_experts > 0));
     m->draft_ = std::move(draft);

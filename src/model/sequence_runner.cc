@@ -19,7 +19,7 @@ StatusOr<std::unique_ptr<SequenceRunner>> SequenceRunner::Make(const Model& mode
   layout_options.model_identity = model.identity();
   ASSIGN_OR_RETURN(const KvLayout layout, KvLayout::Make(model.config(), layout_options));
   const int64_t pages = CeilDiv(options.max_context, kPageTokens) + 1;
-  ASSIGN_OR_RETURN(r->pool_, DevicePool::Make(layout, 1, pages));
+  ASSIGN_OR_RETURN(r->pool_, DevicePool::Make(layout, 1, pages, backend.memory()));
   ModelLimits limits;
   limits.max_rows = options.chunk;
   limits.max_seqs = 1;
@@ -101,6 +101,7 @@ StatusOr<std::vector<float>> SequenceRunner::Extend(std::span<const int32_t> tok
       const float* z =
           model_.Logits(*queue_, std::span(wanted).subspan(at, count), *buffers_, forward_.timer);
       queue_->Synchronize();
+      RETURN_IF_ERROR(queue_->status());
       kept.insert(kept.end(), z, z + int64_t(count) * vocab);
       at += count;
     }

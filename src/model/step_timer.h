@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
 namespace sluice {
@@ -40,6 +41,9 @@ constexpr bool IsCompute(Zone z) {
 
 class StepTimer {
  public:
+  // Called where a zone begins and ends: waits for a queue that runs behind, so that its work is what is
+  // timed.
+  std::function<void()> settle;
   void Add(Zone z, int64_t ns) { ns_[size_t(z)] += ns; }
   int64_t ns(Zone z) const { return ns_[size_t(z)]; }
   int64_t total_ns() const {
@@ -62,10 +66,13 @@ class StepTimer {
 class ZoneScope {
  public:
   ZoneScope(StepTimer* timer, Zone zone) : timer_(timer), zone_(zone) {
-    if (timer_ != nullptr) start_ = std::chrono::steady_clock::now();
+    if (timer_ == nullptr) return;
+    if (timer_->settle) timer_->settle();
+    start_ = std::chrono::steady_clock::now();
   }
   ~ZoneScope() {
     if (timer_ == nullptr) return;
+    if (timer_->settle) timer_->settle();
     timer_->Add(
         zone_, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start_)
                    .count());

@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,6 +27,7 @@
 #include "base/status.h"
 #include "kv/device_pool.h"
 #include "kv/kv_layout.h"
+#include "tensor/device_memory.h"
 #include "tensor/dtype.h"
 
 namespace sluice::ops {
@@ -37,6 +39,26 @@ class Queue {
   virtual ~Queue() = default;
   virtual int threads() const = 0;
   virtual void Synchronize() = 0;
+  // Copies in the queue's order between host memory and what ops read and write. `src` of an Upload may
+  // change once the call is back; the result of a Download is there after Synchronize.
+  virtual void Upload(void* dst, const void* src, int64_t bytes) { std::memcpy(dst, src, size_t(bytes)); }
+  virtual void Download(void* dst, const void* src, int64_t bytes) { std::memcpy(dst, src, size_t(bytes)); }
+  // Status of the device so far: an error here has spoilt every later result of the queue.
+  virtual Status status() const { return OkStatus(); }
+};
+
+// A small read-only array of f32 (norm weights, the router) where ops read it. Copies share the values.
+class Constant {
+ public:
+  Constant() = default;
+  Constant(std::shared_ptr<const float> values, size_t size) : values_(std::move(values)), size_(size) {}
+  const float* data() const { return values_.get(); }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+ private:
+  std::shared_ptr<const float> values_;
+  size_t size_ = 0;
 };
 
 // A weight as it lies in the checkpoint: [out, in] row-major. e4m3 weights carry block scales [ceil(out/bn),
@@ -156,6 +178,8 @@ struct SeqTables {
   const int32_t* positions = nullptr;   // [rows]
   const int32_t* row_begin = nullptr;   // [seqs] first row of each sequence; its rows are consecutive
   const int32_t* num_rows = nullptr;    // [seqs]
+  int64_t max_context = 0;              // largest position + 1, plus slot_shift
+  int64_t num_pages = 0;                // entries of pages
   const int32_t* page_begin = nullptr;  // [seqs] into pages
   const PageId* pages = nullptr;        // position p of sequence s: pages[page_begin[s] + p / 64], row p % 64
   // Position p lies in the place of position p + slot_shift instead: 1 for the draft layer, whose row made
@@ -256,6 +280,8 @@ class Backend {
   virtual const BackendInfo& info() const = 0;
   // Compute threads of one rank. `first_core` < 0: not pinned.
   virtual std::unique_ptr<Queue> MakeQueue(int threads, int first_core) = 0;
+  // Where buffers, pools and weights of this backend must lie; null: anywhere in host memory.
+  virtual DeviceMemory* memory() { return nullptr; }
   virtual int64_t RowCapacity(int64_t rows) const = 0;
   virtual Status Plan(const Limits& limits) = 0;
 
@@ -279,6 +305,22 @@ class Backend {
   // dst[i] = src[index[i]] rows of `bytes`; used to collect logits rows.
   virtual void GatherRows(Queue&, const void* src, const int32_t* index, int64_t rows, int64_t bytes,
                           void* dst) = 0;
+  // finite[r] = 0 when row r of x [rows, dim] holds a NaN or an infinity, else 1. Backends with memory()
+  // only.
+  virtual void FiniteRows(Queue&, const float* /*x*/, int64_t /*rows*/, int64_t /*dim*/,
+                          int32_t* /*finite*/) {}
+
+  StatusOr<Constant> Keep(std::vector<float> values) {
+    const size_t n = values.size();
+    if (n == 0) return Constant();
+    if (memory() == nullptr) {
+      auto owner = std::make_shared<const std::vector<float>>(std::move(values));
+      return Constant(std::shared_ptr<const float>(owner, owner->data()), n);
+    }
+    ASSIGN_OR_RETURN(auto owner, memory()->Allocate(int64_t(n) * 4, "weights"));
+    memory()->Copy(owner.get(), values.data(), int64_t(n) * 4);
+    return Constant(std::shared_ptr<const float>(owner, reinterpret_cast<const float*>(owner.get())), n);
+  }
 };
 
 }  // namespace sluice::ops

@@ -1,0 +1,504 @@
+#include "backends/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backends/cuda/cuda_memory.h"
+#include "backends/cuda/kernels.h"
+#include "base/check.h"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr int64_t kScoreBudget = int64_t(1) << 28;  // bytes of indexer scores held at once
+constexpr int kSplitsDeterministic = 2;
+
+// A stream, its status, and scratch that ops of one queue share in turn.
+class CudaQueue final : public ops::Queue {
+ public:
+  CudaQueue(CudaMemory& memory, cudaStream_t stream) : memory_(memory), stream_(stream) {}
+  ~CudaQueue() override {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+  int threads() const override { return 1; }
+  void Synchronize() override { Note(cudaStreamSynchronize(stream_), "waiting for the device"); }
+  void Upload(void* dst, const void* src, int64_t bytes) override {
+    Note(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyHostToDevice, stream_), "upload");
+  }
+  void Download(void* dst, const void* src, int64_t bytes) override {
+    Note(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDeviceToHost, stream_), "download");
+  }
+  Status status() const override { return status_; }
+  cudaStream_t stream() const { return stream_; }
+  void Launched(const char* op) { Note(cudaGetLastError(), op); }
+
+  enum Slot {
+    kIndexQuery,
+    kIndexWeight,
+    kScores,
+    kPartial,
+    kSorted,
+    kTileGroup,
+    kBegins,
+    kGateUp,
+    kExpertAct,
+    kExpertOut,
+    kGateScores,
+    kSlots
+  };
+  template <typename T>
+  T* Scratch(Slot slot, int64_t count) {
+    auto& [buffer, bytes] = scratch_[slot];
+    const int64_t need = count * int64_t(sizeof(T));
+    if (need > bytes) {
+      Synchronize();
+      buffer.reset();
+      bytes = 0;
+      auto made = memory_.Allocate(need, "scratch; lower --chunked-prefill-size");
+      SLUICE_CHECK(made.ok(), "{}", Message(made.status()));
+      buffer = *made;
+      bytes = need;
+    }
+    return reinterpret_cast<T*>(buffer.get());
+  }
+
+ private:
+  void Note(cudaError_t error, const char* what) {
+    if (error != cudaSuccess && status_.ok()) status_ = FromCuda(error, what);
+  }
+
+  CudaMemory& memory_;
+  const cudaStream_t stream_;
+  Status status_;
+  std::array<std::pair<std::shared_ptr<std::byte>, int64_t>, kSlots> scratch_;
+};
+
+CudaQueue& Cuda(ops::Queue& q) { return static_cast<CudaQueue&>(q); }
+
+class CudaLinear final : public ops::Linear {
+ public:
+  std::shared_ptr<std::byte> w, scale;
+  bool fp8 = false;
+};
+
+Elem ElemOf(DType t) {
+  switch (t) {
+    case DType::kF32:
+      return Elem::kF32;
+    case DType::kF16:
+      return Elem::kF16;
+    case DType::kF8E4M3:
+      return Elem::kE4M3;
+    default:
+      return Elem::kBF16;
+  }
+}
+
+float HalfToF32(uint16_t h) {
+  const int e = (h >> 10) & 31, m = h & 1023;
+  const float f =
+      e == 0    ? std::ldexp(float(m), -24)
+      : e == 31 ? (m != 0 ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity())
+                : std::ldexp(float(1024 + m), e - 25);
+  return h & 0x8000 ? -f : f;
+}
+
+std::vector<float> RowF32(const ops::WeightView& v, int64_t r) {
+  std::vector<float> out(size_t(v.in));
+  const int64_t blocks = v.scale_block_k > 0 ? CeilDiv(v.in, v.scale_block_k) : 0;
+  for (int64_t c = 0; c < v.in; ++c) {
+    const int64_t i = r * v.in + c;
+    switch (v.dtype) {
+      case DType::kF32:
+        out[size_t(c)] = static_cast<const float*>(v.data)[i];
+        break;
+      case DType::kF16:
+        out[size_t(c)] = HalfToF32(static_cast<const uint16_t*>(v.data)[i]);
+        break;
+      case DType::kF8E4M3:
+        out[size_t(c)] = E4M3ToF32(static_cast<const uint8_t*>(v.data)[i]) *
+                         v.scale[r / v.scale_block_n * blocks + c / v.scale_block_k];
+        break;
+      default:
+        out[size_t(c)] = BF16ToF32(static_cast<const uint16_t*>(v.data)[i]);
+    }
+  }
+  return out;
+}
+
+Slab LatentSlab(const DevicePool& pool, LogicalLayer layer) {
+  Slab s;
+  s.base = pool.LatentSlab(layer, 0);
+  s.lanes = pool.lanes();
+  s.lane_stride = pool.lanes() > 1 ? pool.LatentSlab(layer, 1) - s.base : 0;
+  s.page_bytes = pool.layout().latent_page_bytes();
+  s.format = ElemOf(pool.layout().latent_dtype());
+  return s;
+}
+
+Slab IndexSlab(const DevicePool& pool, LogicalLayer layer) {
+  Slab s;
+  s.base = pool.IndexSlab(layer, 0);
+  s.lanes = pool.lanes();
+  s.lane_stride = pool.lanes() > 1 ? pool.IndexSlab(layer, 1) - s.base : 0;
+  s.page_bytes = pool.layout().index_page_bytes();
+  s.format = ElemOf(pool.layout().index_dtype());
+  return s;
+}
+
+static_assert(sizeof(PageId) == sizeof(int32_t));
+const int32_t* Ids(const PageId* p) { return reinterpret_cast<const int32_t*>(p); }
+
+Seqs SeqsOf(const ops::SeqTables& t) {
+  Seqs s;
+  s.rows = int32_t(t.rows);
+  s.seqs = int32_t(t.seqs);
+  s.max_context = int32_t(t.max_context);
+  s.slot_shift = t.slot_shift;
+  s.seq_of_row = t.seq_of_row;
+  s.positions = t.positions;
+  s.page_begin = t.page_begin;
+  s.pages = Ids(t.pages);
+  return s;
+}
+
+Rope RopeOf(const ops::RopeTable& t, bool interleave) { return {t.cos, t.sin, int32_t(t.half), interleave}; }
+
+class CudaBackend final : public ops::Backend {
+ public:
+  CudaBackend(std::unique_ptr<CudaMemory> memory, ops::BackendInfo info, bool deterministic)
+      : memory_(std::move(memory)),
+        info_(std::move(info)),
+        f32_(info_.act == DType::kF32),
+        deterministic_(deterministic) {}
+
+  const ops::BackendInfo& info() const override { return info_; }
+  DeviceMemory* memory() override { return memory_.get(); }
+  std::unique_ptr<ops::Queue> MakeQueue(int, int) override {
+    cudaStream_t stream = nullptr;
+    const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    SLUICE_CHECK(error == cudaSuccess, "stream: {}", cudaGetErrorString(error));
+    return std::make_unique<CudaQueue>(*memory_, stream);
+  }
+  int64_t RowCapacity(int64_t rows) const override { return rows; }
+  Status Plan(const ops::Limits&) override { return OkStatus(); }
+
+  StatusOr<std::unique_ptr<ops::Linear>> Pack(std::span<const ops::WeightView> concat_out) override {
+    const std::vector<ops::WeightView> group(concat_out.begin(), concat_out.end());
+    return PackGroups({&group, 1});
+  }
+
+  StatusOr<std::unique_ptr<ops::Linear>> PackGroups(
+      std::span<const std::vector<ops::WeightView>> groups) override {
+    if (groups.empty() || groups[0].empty()) return Internal("pack: no weight given");
+    auto l = std::make_unique<CudaLinear>();
+    l->groups = int64_t(groups.size());
+    l->in = groups[0][0].in;
+    bool fp8 = !f32_;
+    for (const ops::WeightView& v : groups[0]) l->out += v.out;
+    for (const auto& group : groups) {
+      int64_t out = 0;
+      for (const ops::WeightView& v : group) {
+        if (v.in != l->in) return Internal("pack: parts of {} and {} inputs", v.in, l->in);
+        out += v.out;
+        fp8 = fp8 && v.dtype == DType::kF8E4M3 && v.scale_block_k == kScaleTile;
+      }
+      if (out != l->out) return Internal("pack: groups of {} and {} outputs", out, l->out);
+    }
+    l->fp8 = fp8;
+    const int64_t item = f32_ ? 4 : fp8 ? 1 : 2, blocks_k = CeilDiv(l->in, kScaleTile);
+    ASSIGN_OR_RETURN(l->w, memory_->Allocate(l->groups * l->out * l->in * item, "weights"));
+    l->packed_bytes = l->groups * l->out * l->in * item;
+    if (fp8) {
+      ASSIGN_OR_RETURN(l->scale, memory_->Allocate(l->groups * blocks_k * l->out * 4, "weight scales"));
+      l->packed_bytes += l->groups * blocks_k * l->out * 4;
+    }
+    std::byte* to = l->w.get();
+    std::vector<float> scales(fp8 ? size_t(blocks_k * l->out) : 0);
+    std::vector<std::byte> converted;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      int64_t row0 = 0;
+      for (const ops::WeightView& v : groups[g]) {
+        if (fp8) {
+          memory_->Copy(to, v.data, v.out * v.in);
+          for (int64_t r = 0; r < v.out; ++r) {
+            for (int64_t k = 0; k < blocks_k; ++k)
+              scales[size_t(k * l->out + row0 + r)] = v.scale[r / v.scale_block_n * blocks_k + k];
+          }
+        } else {
+          converted.resize(size_t(v.out * v.in * item));
+          for (int64_t r = 0; r < v.out; ++r) {
+            const std::vector<float> row = RowF32(v, r);
+            for (int64_t c = 0; c < v.in; ++c) {
+              const int64_t at = (r * v.in + c) * item;
+              if (f32_) {
+                std::memcpy(&converted[size_t(at)], &row[size_t(c)], 4);
+              } else {
+                const uint16_t b = F32ToBF16(row[size_t(c)]);
+                std::memcpy(&converted[size_t(at)], &b, 2);
+              }
+            }
+          }
+          memory_->Copy(to, converted.data(), int64_t(converted.size()));
+        }
+        to += v.out * v.in * item;
+        row0 += v.out;
+      }
+      if (fp8)
+        memory_->Copy(l->scale.get() + int64_t(g) * blocks_k * l->out * 4, scales.data(),
+                      int64_t(scales.size()) * 4);
+    }
+    l->kernel = f32_ ? "cuda f32" : fp8 ? "cuda mma bf16, weights e4m3 decoded on chip" : "cuda mma bf16";
+    return std::unique_ptr<ops::Linear>(std::move(l));
+  }
+
+  void Embed(ops::Queue& q, const ops::EmbedArgs& a) override {
+    LaunchEmbed(Cuda(q).stream(), a.table.data, ElemOf(a.table.dtype), a.table.scale,
+                int(a.table.scale_block_n), int(a.table.scale_block_k), a.tokens, int(a.rows), int(a.hidden),
+                a.x);
+    Cuda(q).Launched("embed");
+  }
+
+  void Apply(ops::Queue& q, const ops::LinearArgs& a) override {
+    const auto& w = *static_cast<const CudaLinear*>(a.weight);
+    Gemm g = GemmOf(w);
+    g.rows = int(a.rows);
+    g.x = a.x;
+    g.x_ld = a.x_ld != 0 ? a.x_ld : w.in;
+    g.y = a.y;
+    g.y_ld = a.y_ld != 0 ? a.y_ld : w.out;
+    g.out = a.mode == ops::OutMode::kAct      ? Out::kAct
+            : a.mode == ops::OutMode::kF32Add ? Out::kF32Add
+                                              : Out::kF32;
+    LaunchGemm(Cuda(q).stream(), g);
+    Cuda(q).Launched("gemm");
+  }
+
+  void ApplyHeads(ops::Queue& q, const ops::HeadLinearArgs& a) override {
+    const auto& w = *static_cast<const CudaLinear*>(a.weight);
+    Gemm g = GemmOf(w);
+    g.rows = int(a.rows);
+    g.groups = int(w.groups);
+    g.x = a.x;
+    g.x_ld = a.x_row;
+    g.x_group = a.x_head;
+    g.y = a.y;
+    g.y_ld = a.y_row;
+    g.y_group = a.y_head;
+    g.out = Out::kAct;
+    LaunchGemm(Cuda(q).stream(), g);
+    Cuda(q).Launched("gemm by heads");
+  }
+
+  void RmsNorm(ops::Queue& q, const ops::RmsNormArgs& a) override {
+    LaunchRmsNorm(Cuda(q).stream(), a.x, a.x_ld != 0 ? a.x_ld : a.dim, a.weight, a.eps, int(a.rows),
+                  int(a.dim), a.y_act, a.y_ld != 0 ? a.y_ld : a.dim, f32_, a.y_f32);
+    Cuda(q).Launched("rms norm");
+  }
+
+  void SplitQuery(ops::Queue& q, const ops::SplitQueryArgs& a) override {
+    LaunchSplitQuery(Cuda(q).stream(), a.q, a.positions, RopeOf(a.table, a.interleave), int(a.rows),
+                     int(a.heads), int(a.nope), int(a.rope), int(a.kv_lora), a.q_nope, a.q_full, f32_);
+    Cuda(q).Launched("split query");
+  }
+
+  void WriteLatent(ops::Queue& q, const ops::WriteLatentArgs& a) override {
+    const KvLayout& layout = a.pool->layout();
+    LaunchWriteLatent(Cuda(q).stream(), a.ckv, a.ckv_ld != 0 ? a.ckv_ld : layout.kv_lora() + layout.rope(),
+                      a.norm_weight, a.eps, a.positions, RopeOf(a.table, a.interleave), Ids(a.slots.page),
+                      a.slots.offset, int(a.rows), int(layout.kv_lora()), int(layout.rope()),
+                      LatentSlab(*a.pool, a.layer));
+    Cuda(q).Launched("write latent rows");
+  }
+
+  void WriteIndex(ops::Queue& q, const ops::WriteIndexArgs& a) override {
+    LaunchWriteIndex(Cuda(q).stream(), a.k, a.k_ld != 0 ? a.k_ld : a.dim, a.norm_weight, a.norm_bias, a.eps,
+                     a.positions, RopeOf(a.table, a.interleave), Ids(a.slots.page), a.slots.offset,
+                     int(a.rows), int(a.dim), int(a.rope), IndexSlab(*a.pool, a.layer));
+    Cuda(q).Launched("write index rows");
+  }
+
+  void IndexSelect(ops::Queue& queue, const ops::IndexSelectArgs& a) override {
+    CudaQueue& q = Cuda(queue);
+    const Seqs seqs = SeqsOf(a.seqs);
+    if (a.q == nullptr) {
+      LaunchSelectAll(q.stream(), seqs.positions, seqs.seq_of_row, seqs.rows, int(a.topk), a.selected,
+                      a.selected_count, a.gap);
+      q.Launched("select all");
+      return;
+    }
+    const Slab slab = IndexSlab(*a.pool, a.layer);
+    const int64_t rows = a.seqs.rows;
+    const bool tiles = !f32_ && a.dim == 128 && a.heads % 8 == 0 && slab.format != Elem::kF32;
+    IndexQuery iq;
+    iq.format = tiles ? slab.format : Elem::kF32;
+    iq.heads = PaddedIndexHeads(iq.format, int(a.heads));
+    iq.q = q.Scratch<float>(CudaQueue::kIndexQuery, rows * iq.heads * a.dim);
+    iq.w = q.Scratch<float>(CudaQueue::kIndexWeight, rows * iq.heads);
+    LaunchIndexQuery(q.stream(), a.q, a.head_weight, a.scale, seqs.positions, RopeOf(a.table, a.interleave),
+                     int(rows), int(a.heads), int(a.dim), int(a.rope), iq);
+    // Scores are made and used in pieces of rows that fit the budget; a row's choice does not depend on the
+    // pieces.
+    const int64_t ld = AlignUp(a.seqs.max_context, 4);
+    const int64_t piece = std::clamp<int64_t>(kScoreBudget / (ld * 4), 1, rows);
+    float* scores = q.Scratch<float>(CudaQueue::kScores, piece * ld);
+    for (int64_t row = 0; row < rows; row += piece) {
+      const int n = int(std::min(piece, rows - row));
+      LaunchIndexScores(q.stream(), seqs, int(row), n, iq.heads, int(a.dim), iq, slab, scores, ld);
+      LaunchTopK(q.stream(), scores, ld, seqs.positions + row, seqs.seq_of_row + row, n, int(a.topk),
+                 seqs.max_context, a.selected + row * a.topk, a.selected_count + row,
+                 a.gap == nullptr ? nullptr : a.gap + row);
+    }
+    q.Launched("index select");
+  }
+
+  void Attention(ops::Queue& queue, const ops::AttentionArgs& a) override {
+    CudaQueue& q = Cuda(queue);
+    Attend t;
+    t.seqs = SeqsOf(a.seqs);
+    t.heads = int(a.heads);
+    t.kv_lora = int(a.kv_lora);
+    t.rope = int(a.rope);
+    t.topk = int(a.topk);
+    t.q = a.q;
+    t.f32 = f32_;
+    t.scale = a.scale;
+    t.slab = LatentSlab(*a.pool, a.layer);
+    t.selected = a.selected;
+    t.count = a.selected_count;
+    t.out = a.out;
+    if (SparseMlaFits(t)) {
+      t.splits = Splits(t.seqs.rows);
+      if (t.splits > 1)
+        t.partial = q.Scratch<float>(CudaQueue::kPartial, AttendScratchFloats(t.seqs.rows, t.splits));
+      LaunchSparseMla(q.stream(), t);
+    } else {
+      LaunchAttendAny(q.stream(), t);
+    }
+    q.Launched("attention");
+  }
+
+  void Gate(ops::Queue& queue, const ops::GateArgs& a) override {
+    CudaQueue& q = Cuda(queue);
+    float* scores = q.Scratch<float>(CudaQueue::kGateScores, a.rows * a.experts);
+    LaunchGate(q.stream(), a.x, a.weight, a.bias, int(a.rows), int(a.hidden), int(a.experts), int(a.topk),
+               a.softmax, a.normalize, int(a.groups), int(a.groups_kept), a.group_sum_top2, a.scaling, scores,
+               a.expert, a.expert_weight);
+    q.Launched("gate");
+  }
+
+  void Moe(ops::Queue& queue, const ops::MoeArgs& a) override {
+    CudaQueue& q = Cuda(queue);
+    const auto& up = *static_cast<const CudaLinear*>(a.gate_up);
+    const auto& down = *static_cast<const CudaLinear*>(a.down);
+    const int64_t pairs = a.rows * a.topk, capacity = MaxSortedRows(pairs, int(up.groups), kGemmTileRows);
+    const int64_t act = f32_ ? 4 : 2;
+    auto* sorted = q.Scratch<int32_t>(CudaQueue::kSorted, capacity);
+    auto* tile_group = q.Scratch<int32_t>(CudaQueue::kTileGroup, capacity / kGemmTileRows);
+    auto* begins = q.Scratch<int32_t>(CudaQueue::kBegins, up.groups);
+    auto* gate_up = q.Scratch<float>(CudaQueue::kGateUp, capacity * up.out);
+    auto* expert_act = q.Scratch<std::byte>(CudaQueue::kExpertAct, capacity * down.in * act);
+    auto* out = q.Scratch<float>(CudaQueue::kExpertOut, pairs * down.out);
+    LaunchSortPairs(q.stream(), a.expert, int(pairs), int(up.groups), kGemmTileRows, nullptr, begins, sorted,
+                    tile_group, int(capacity));
+    Gemm g = GemmOf(up);
+    g.rows = int(capacity);
+    g.x = a.x;
+    g.x_ld = up.in;
+    g.y = gate_up;
+    g.y_ld = up.out;
+    g.sorted = sorted;
+    g.tile_group = tile_group;
+    g.divide_x = int(a.topk);
+    g.gather = true;
+    LaunchGemm(q.stream(), g);
+    LaunchSiluMul(q.stream(), gate_up, capacity, int(down.in), expert_act, f32_);
+    Gemm d = GemmOf(down);
+    d.rows = int(capacity);
+    d.x = expert_act;
+    d.x_ld = down.in;
+    d.y = out;
+    d.y_ld = down.out;
+    d.sorted = sorted;
+    d.tile_group = tile_group;
+    d.scatter = true;
+    LaunchGemm(q.stream(), d);
+    LaunchCombine(q.stream(), out, a.expert, a.expert_weight, int(a.rows), int(a.topk), int(down.out), a.y);
+    q.Launched("experts");
+  }
+
+  void SiluMul(ops::Queue& q, const ops::SiluMulArgs& a) override {
+    LaunchSiluMul(Cuda(q).stream(), a.gate_up, a.rows, int(a.dim), a.act, f32_);
+    Cuda(q).Launched("silu");
+  }
+
+  void GatherRows(ops::Queue& q, const void* src, const int32_t* index, int64_t rows, int64_t bytes,
+                  void* dst) override {
+    LaunchGatherRows(Cuda(q).stream(), src, index, int(rows), bytes, dst);
+    Cuda(q).Launched("gather rows");
+  }
+
+  void FiniteRows(ops::Queue& q, const float* x, int64_t rows, int64_t dim, int32_t* finite) override {
+    LaunchFiniteRows(Cuda(q).stream(), x, int(rows), int(dim), finite);
+    Cuda(q).Launched("finite rows");
+  }
+
+ private:
+  Gemm GemmOf(const CudaLinear& w) const {
+    Gemm g;
+    g.n = int(w.out);
+    g.k = int(w.in);
+    g.w = w.w.get();
+    g.scale = reinterpret_cast<const float*>(w.scale.get());
+    g.w_fp8 = w.fp8;
+    g.f32 = f32_;
+    return g;
+  }
+
+  // Parts of a row's list: enough blocks to fill the device.
+  int Splits(int rows) const {
+    if (deterministic_) return kSplitsDeterministic;
+    return rows > 66 ? 1 : rows > 33 ? 2 : rows > 16 ? 4 : rows > 8 ? 8 : 16;
+  }
+
+  const std::unique_ptr<CudaMemory> memory_;
+  const ops::BackendInfo info_;
+  const bool f32_, deterministic_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<ops::Backend>> MakeCudaBackend(const CudaOptions& options) {
+  if (options.act != DType::kBF16 && options.act != DType::kF32)
+    return Unsupported("activation type {} is not supported on CUDA; use bf16 or float32", Name(options.act));
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess || devices == 0) {
+    cudaGetLastError();
+    return Unavailable("--device cuda: no usable GPU on this machine (the driver says: {}); use --device cpu",
+                       error != cudaSuccess ? cudaGetErrorString(error) : "no device");
+  }
+  cudaDeviceProp properties;
+  RETURN_IF_ERROR(FromCuda(cudaGetDeviceProperties(&properties, 0), "device properties"));
+  if (properties.major != 9 || properties.minor != 0)
+    return Unsupported(
+        "--device cuda: {} has compute capability {}.{}; the kernels of this build need 9.0 (H100, H200)",
+        properties.name, properties.major, properties.minor);
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory, CudaMemory::Make());
+  // A change of any kernel's arithmetic must change the number: caches written by another are then not
+  // reused.
+  return std::make_unique<CudaBackend>(
+      std::move(memory),
+      ops::BackendInfo{.device = "cuda",
+                       .isa = "sm_90a",
+                       .act = options.act,
+                       .numerics_class = fmt::format("cuda/sm_90a/{}/{}1", Name(options.act),
+                                                     options.deterministic ? "fixed/" : "")},
+      options.deterministic);
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,24 @@
+// The backend for one NVIDIA GPU of the Hopper generation.
+//
+// Weights, pages and working buffers lie in the device's memory (Backend::memory()); ops enqueue on the
+// queue's stream and return. Scratch grows in the queue at the first forward of a larger shape and stays. fp8
+// weights stay fp8.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+#include "ops/backend.h"
+
+namespace sluice::cuda {
+
+struct CudaOptions {
+  DType act = DType::kBF16;    // or kF32: plain f32 arithmetic, slow
+  bool deterministic = false;  // attention is cut into the same parts for every batch
+};
+
+// Unavailable: no driver or no device; the message says what the driver answered. Unsupported: another
+// generation (found and required are named), or another activation type.
+StatusOr<std::unique_ptr<ops::Backend>> MakeCudaBackend(const CudaOptions& options);
+
+}  // namespace sluice::cuda

@@ -1,0 +1,96 @@
+#include "backends/cuda/cuda_memory.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace sluice::cuda {
+namespace {
+constexpr int64_t kRunsALaunch = 8192;
+constexpr int kCopyBlocks = 32;
+}  // namespace
+
+Status FromCuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return OkStatus();
+  return Internal("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Make() {
+  std::unique_ptr<CudaMemory> m(new CudaMemory());
+  RETURN_IF_ERROR(FromCuda(cudaStreamCreateWithFlags(&m->stream_, cudaStreamNonBlocking), "copy stream"));
+  ASSIGN_OR_RETURN(m->runs_, m->AllocateShared(kRunsALaunch * int64_t(sizeof(Run)), "copy lists"));
+  return m;
+}
+
+CudaMemory::~CudaMemory() {
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+StatusOr<std::shared_ptr<std::byte>> CudaMemory::Allocate(int64_t bytes, const char* what) {
+  void* p = nullptr;
+  const cudaError_t error = cudaMalloc(&p, size_t(std::max<int64_t>(bytes, 16)));
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return Exhausted("{}: {} bytes of device memory cannot be allocated ({} are free): {}", what, bytes,
+                     free_bytes(), cudaGetErrorString(error));
+  }
+  return std::shared_ptr<std::byte>(static_cast<std::byte*>(p), [](std::byte* q) { cudaFree(q); });
+}
+
+StatusOr<std::shared_ptr<std::byte>> CudaMemory::AllocateShared(int64_t bytes, const char* what) {
+  void* p = nullptr;
+  const cudaError_t error =
+      cudaHostAlloc(&p, size_t(std::max<int64_t>(bytes, 16)), cudaHostAllocMapped | cudaHostAllocPortable);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return Exhausted("{}: {} bytes of pinned host memory cannot be allocated: {}", what, bytes,
+                     cudaGetErrorString(error));
+  }
+  return std::shared_ptr<std::byte>(static_cast<std::byte*>(p), [](std::byte* q) { cudaFreeHost(q); });
+}
+
+StatusOr<std::shared_ptr<void>> CudaMemory::Pin(std::byte* host, int64_t bytes) {
+  const cudaError_t error =
+      cudaHostRegister(host, size_t(bytes), cudaHostRegisterMapped | cudaHostRegisterPortable);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return Exhausted("host tier: {} bytes cannot be pinned: {}; lower --hicache-size", bytes,
+                     cudaGetErrorString(error));
+  }
+  return std::shared_ptr<void>(host, [](void* p) { cudaHostUnregister(p); });
+}
+
+void CudaMemory::Copy(void* dst, const void* src, int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  cudaError_t error = cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDefault, stream_);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
+  SLUICE_CHECK(error == cudaSuccess, "copy of {} bytes: {}", bytes, cudaGetErrorString(error));
+}
+
+void CudaMemory::CopyRuns(std::span<const MemoryRun> runs) {
+  static_assert(sizeof(MemoryRun) == sizeof(Run));
+  std::lock_guard lock(mutex_);
+  auto* list = reinterpret_cast<Run*>(runs_.get());
+  for (size_t at = 0; at < runs.size(); at += size_t(kRunsALaunch)) {
+    const size_t n = std::min(runs.size() - at, size_t(kRunsALaunch));
+    for (size_t i = 0; i < n; ++i) list[i] = {runs[at + i].src, runs[at + i].dst, runs[at + i].bytes};
+    LaunchRunCopy(stream_, list, int(n), kCopyBlocks);
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
+    SLUICE_CHECK(error == cudaSuccess, "copy of {} runs: {}", n, cudaGetErrorString(error));
+  }
+}
+
+void CudaMemory::Fill(void* dst, uint8_t value, int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  cudaError_t error = cudaMemsetAsync(dst, value, size_t(bytes), stream_);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
+  SLUICE_CHECK(error == cudaSuccess, "fill of {} bytes: {}", bytes, cudaGetErrorString(error));
+}
+
+int64_t CudaMemory::free_bytes() const {
+  size_t free = 0, total = 0;
+  return cudaMemGetInfo(&free, &total) == cudaSuccess ? int64_t(free) : 0;
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,373 @@
+// Per-row operations: embedding, norms, rope, writes of KV rows, activation, gathers.
+#include <algorithm>
+
+#include "backends/cuda/device.cuh"
+
+namespace sluice::cuda {
+namespace {
+
+__global__ void EmbedKernel(const void* table, Elem dtype, const float* scale, int block_n, int block_k,
+                            const int32_t* tokens, int hidden, float* x) {
+  const int64_t row = tokens[blockIdx.x];
+  float* out = x + int64_t(blockIdx.x) * hidden;
+  const int k_blocks = block_k > 0 ? (hidden + block_k - 1) / block_k : 0;
+  for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+    const int64_t at = row * hidden + i;
+    float v = 0;
+    if (dtype == Elem::kF32) v = static_cast<const float*>(table)[at];
+    if (dtype == Elem::kBF16) v = __bfloat162float(static_cast<const __nv_bfloat16*>(table)[at]);
+    if (dtype == Elem::kF16) v = __half2float(static_cast<const __half*>(table)[at]);
+    if (dtype == Elem::kE4M3)
+      v = E4M3Value(static_cast<const uint8_t*>(table)[at]) * scale[row / block_n * k_blocks + i / block_k];
+    out[i] = v;
+  }
+}
+
+// A row lives in registers between the sum and the write: one read, one write.
+template <typename T, int kVec>
+__global__ void __launch_bounds__(256) RmsNormKernel(const float* x, int64_t x_ld, const float* weight,
+                                                     float eps, int dim, T* y, int64_t y_ld, float* y_f32) {
+  __shared__ float shared[33];
+  const float* in = x + int64_t(blockIdx.x) * x_ld;
+  float4 v[kVec];
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kVec; ++j) {
+    const int i = (j * 256 + int(threadIdx.x)) * 4;
+    v[j] = i < dim ? *reinterpret_cast<const float4*>(in + i) : make_float4(0, 0, 0, 0);
+    sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+  }
+  const float scale = rsqrtf(BlockSum(sum, shared) / float(dim) + eps);
+#pragma unroll
+  for (int j = 0; j < kVec; ++j) {
+    const int i = (j * 256 + int(threadIdx.x)) * 4;
+    if (i >= dim) break;
+    const float4 w = *reinterpret_cast<const float4*>(weight + i);
+    const float4 r =
+        make_float4(v[j].x * scale * w.x, v[j].y * scale * w.y, v[j].z * scale * w.z, v[j].w * scale * w.w);
+    if (y_f32 != nullptr) *reinterpret_cast<float4*>(y_f32 + int64_t(blockIdx.x) * dim + i) = r;
+    if (y != nullptr) {
+      T* out = y + int64_t(blockIdx.x) * y_ld + i;
+      if constexpr (sizeof(T) == 4) {
+        *reinterpret_cast<float4*>(out) = r;
+      } else {
+        __nv_bfloat162 p[2] = {__floats2bfloat162_rn(r.x, r.y), __floats2bfloat162_rn(r.z, r.w)};
+        *reinterpret_cast<uint2*>(out) = *reinterpret_cast<uint2*>(p);
+      }
+    }
+  }
+}
+
+template <typename T>
+__global__ void RmsNormAnyKernel(const float* x, int64_t x_ld, const float* weight, float eps, int dim, T* y,
+                                 int64_t y_ld, float* y_f32) {
+  __shared__ float shared[33];
+  const float* in = x + int64_t(blockIdx.x) * x_ld;
+  float sum = 0;
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) sum += in[i] * in[i];
+  const float scale = rsqrtf(BlockSum(sum, shared) / float(dim) + eps);
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+    const float r = in[i] * scale * weight[i];
+    if (y_f32 != nullptr) y_f32[int64_t(blockIdx.x) * dim + i] = r;
+    if (y != nullptr) y[int64_t(blockIdx.x) * y_ld + i] = FromFloat<T>(r);
+  }
+}
+
+__device__ __forceinline__ float2 Rotated(const float* x, const Rope& rope, int position, int i, int& a,
+                                          int& b) {
+  a = rope.interleave ? 2 * i : i;
+  b = rope.interleave ? 2 * i + 1 : i + rope.half;
+  const float c = rope.cos[int64_t(position) * rope.half + i],
+              s = rope.sin[int64_t(position) * rope.half + i];
+  return make_float2(x[a] * c - x[b] * s, x[b] * c + x[a] * s);
+}
+
+template <typename T>
+__global__ void SplitQueryKernel(const float* q, const int32_t* positions, Rope rope, int heads, int nope,
+                                 int rope_dim, int kv_lora, T* q_nope, T* q_full) {
+  const int64_t r = blockIdx.x;
+  const int dim = nope + rope_dim, full = kv_lora + rope_dim;
+  for (int i = threadIdx.x; i < heads * nope; i += blockDim.x) {
+    const int h = i / nope, c = i % nope;
+    q_nope[r * heads * nope + i] = FromFloat<T>(q[(r * heads + h) * dim + c]);
+  }
+  const int position = positions[r];
+  for (int i = threadIdx.x; i < heads * rope.half; i += blockDim.x) {
+    const int h = i / rope.half;
+    int a, b;
+    const float2 v = Rotated(q + (r * heads + h) * dim + nope, rope, position, i % rope.half, a, b);
+    T* out = q_full + (r * heads + h) * full + kv_lora;
+    out[a] = FromFloat<T>(v.x);
+    out[b] = FromFloat<T>(v.y);
+  }
+}
+
+// One block of 128 threads a row: thread t holds values t, t + 128, ..., so that iteration j is fp8 tile j.
+__global__ void __launch_bounds__(128)
+    WriteLatentKernel(const float* ckv, int64_t ld, const float* norm, float eps, const int32_t* positions,
+                      Rope rope, const int32_t* page, const int32_t* offset, int lora, int rope_dim,
+                      Slab slab) {
+  __shared__ float shared[33];
+  __shared__ float amax[4];
+  const int r = blockIdx.x, t = threadIdx.x;
+  if (page[r] < 0) return;
+  const float* x = ckv + int64_t(r) * ld;
+  float sum = 0;
+  for (int i = t; i < lora; i += 128) sum += x[i] * x[i];
+  const float scale = rsqrtf(BlockSum(sum, shared) / float(lora) + eps);
+  std::byte* base = MutablePage(slab, page[r]);
+  const int tiles = (lora + 127) / 128;
+  const bool fp8 = slab.format == Elem::kE4M3;
+  const int64_t row_bytes =
+      fp8 ? lora + 4 * tiles + 2 * rope_dim : int64_t(lora + rope_dim) * (slab.format == Elem::kF32 ? 4 : 2);
+  std::byte* out = base + int64_t(offset[r]) * row_bytes;
+  for (int j = 0; j < tiles; ++j) {
+    const int i = j * 128 + t;
+    const float v = i < lora ? x[i] * scale * norm[i] : 0.0f;
+    if (!fp8) {
+      if (i >= lora) continue;
+      if (slab.format == Elem::kF32) {
+        reinterpret_cast<float*>(out)[i] = v;
+      } else {
+        reinterpret_cast<__nv_bfloat16*>(out)[i] = __float2bfloat16_rn(v);
+      }
+      continue;
+    }
+    const float m = WarpNanMax(fabsf(v));
+    if ((t & 31) == 0) amax[t >> 5] = m;
+    __syncthreads();
+    const float s = ScaleOf(NanMax(NanMax(amax[0], amax[1]), NanMax(amax[2], amax[3])));
+    if (i < lora) reinterpret_cast<uint8_t*>(out)[i] = ToE4M3(v / s);
+    if (t == 0) reinterpret_cast<float*>(out + lora)[j] = s;
+    __syncthreads();
+  }
+  if (t < rope.half) {
+    int a, b;
+    const float2 v = Rotated(x + lora, rope, positions[r], t, a, b);
+    if (slab.format == Elem::kF32) {
+      float* tail = reinterpret_cast<float*>(out) + lora;
+      tail[a] = v.x;
+      tail[b] = v.y;
+    } else {
+      auto* tail = reinterpret_cast<__nv_bfloat16*>(out + (fp8 ? lora + 4 * tiles : 2 * lora));
+      tail[a] = __float2bfloat16_rn(v.x);
+      tail[b] = __float2bfloat16_rn(v.y);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(128)
+    WriteIndexKernel(const float* k, int64_t ld, const float* norm, const float* bias, float eps,
+                     const int32_t* positions, Rope rope, const int32_t* page, const int32_t* offset, int dim,
+                     Slab slab) {
+  extern __shared__ float row[];  // [dim]
+  __shared__ float shared[33];
+  __shared__ float amax[4];
+  const int r = blockIdx.x, t = threadIdx.x;
+  if (page[r] < 0) return;
+  const float* x = k + int64_t(r) * ld;
+  float sum = 0;
+  for (int i = t; i < dim; i += 128) sum += x[i];
+  const float mean = BlockSum(sum, shared) / float(dim);
+  float var = 0;
+  for (int i = t; i < dim; i += 128) var += (x[i] - mean) * (x[i] - mean);
+  const float scale = rsqrtf(BlockSum(var, shared) / float(dim) + eps);
+  for (int i = t; i < dim; i += 128) row[i] = (x[i] - mean) * scale * norm[i] + bias[i];
+  __syncthreads();
+  if (t < rope.half) {
+    int a, b;
+    const float2 v = Rotated(row, rope, positions[r], t, a, b);
+    row[a] = v.x;  // the pair belongs to this thread alone
+    row[b] = v.y;
+  }
+  __syncthreads();
+  std::byte* base = MutablePage(slab, page[r]);
+  if (slab.format == Elem::kF32) {
+    for (int i = t; i < dim; i += 128) reinterpret_cast<float*>(base)[int64_t(offset[r]) * dim + i] = row[i];
+    return;
+  }
+  if (slab.format == Elem::kBF16) {
+    for (int i = t; i < dim; i += 128)
+      reinterpret_cast<__nv_bfloat16*>(base)[int64_t(offset[r]) * dim + i] = __float2bfloat16_rn(row[i]);
+    return;
+  }
+  float m = 0;
+  for (int i = t; i < dim; i += 128) m = NanMax(m, fabsf(row[i]));
+  m = WarpNanMax(m);
+  if ((t & 31) == 0) amax[t >> 5] = m;
+  __syncthreads();
+  const float s = ScaleOf(NanMax(NanMax(amax[0], amax[1]), NanMax(amax[2], amax[3])));
+  for (int i = t; i < dim; i += 128)
+    reinterpret_cast<uint8_t*>(base)[int64_t(offset[r]) * dim + i] = ToE4M3(row[i] / s);
+  if (t == 0) reinterpret_cast<float*>(base + int64_t(kPage) * dim)[offset[r]] = s;
+}
+
+__device__ __forceinline__ float Silu(float g, float u) { return g / (1.0f + __expf(-g)) * u; }
+
+template <typename T>
+__global__ void SiluMulKernel(const float* gate_up, int dim, T* act) {
+  const int64_t r = blockIdx.y;
+  const int i = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
+  if (i >= dim) return;
+  const float* x = gate_up + r * 2 * dim;
+  if ((dim & 3) == 0) {
+    const float4 g = *reinterpret_cast<const float4*>(x + i),
+                 u = *reinterpret_cast<const float4*>(x + dim + i);
+    T o[4] = {FromFloat<T>(Silu(g.x, u.x)), FromFloat<T>(Silu(g.y, u.y)), FromFloat<T>(Silu(g.z, u.z)),
+              FromFloat<T>(Silu(g.w, u.w))};
+    for (int j = 0; j < 4; ++j) act[r * dim + i + j] = o[j];
+  } else {
+    for (int j = i; j < min(i + 4, dim); ++j) act[r * dim + j] = FromFloat<T>(Silu(x[j], x[dim + j]));
+  }
+}
+
+__global__ void GatherRowsKernel(const std::byte* src, const int32_t* index, int64_t bytes, std::byte* dst) {
+  const std::byte* in = src + int64_t(index[blockIdx.x]) * bytes;
+  std::byte* out = dst + int64_t(blockIdx.x) * bytes;
+  if ((bytes & 15) == 0) {
+    for (int64_t i = threadIdx.x; i < bytes / 16; i += blockDim.x)
+      reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(in)[i];
+  } else {
+    for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) out[i] = in[i];
+  }
+}
+
+__global__ void FiniteRowsKernel(const float* x, int dim, int32_t* finite) {
+  const float* in = x + int64_t(blockIdx.x) * dim;
+  int bad = 0;
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) bad |= !isfinite(in[i]);
+  bad = __syncthreads_or(bad);
+  if (threadIdx.x == 0) finite[blockIdx.x] = bad ? 0 : 1;
+}
+
+__global__ void __launch_bounds__(1024) ArgmaxRowsKernel(const float* x, int dim, int32_t* best) {
+  __shared__ float value[32];
+  __shared__ int where[32];
+  const float* in = x + int64_t(blockIdx.x) * dim;
+  float v = -INFINITY;
+  int at = dim, bad = 0;
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+    const float f = in[i];
+    bad |= f != f || f == INFINITY;
+    if (f > v) {
+      v = f;
+      at = i;
+    }
+  }
+  bad = __syncthreads_or(bad);
+  const auto merge = [&](float ov, int oat) {
+    if (ov > v || (ov == v && oat < at)) {
+      v = ov;
+      at = oat;
+    }
+  };
+  for (int o = 16; o > 0; o >>= 1) merge(__shfl_xor_sync(~0u, v, o), __shfl_xor_sync(~0u, at, o));
+  if ((threadIdx.x & 31) == 0) {
+    value[threadIdx.x >> 5] = v;
+    where[threadIdx.x >> 5] = at;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int w = 1; w < int(blockDim.x >> 5); ++w) merge(value[w], where[w]);
+    best[blockIdx.x] = bad || at >= dim ? -1 : at;
+  }
+}
+
+}  // namespace
+
+void LaunchEmbed(cudaStream_t s, const void* table, Elem dtype, const float* scale, int block_n, int block_k,
+                 const int32_t* tokens, int rows, int hidden, float* x) {
+  if (rows == 0) return;
+  EmbedKernel<<<rows, 256, 0, s>>>(table, dtype, scale, block_n, block_k, tokens, hidden, x);
+}
+
+template <typename T>
+static void RmsNorm(cudaStream_t s, const float* x, int64_t x_ld, const float* w, float eps, int rows,
+                    int dim, T* y, int64_t y_ld, float* y_f32) {
+  const bool vector =
+      (dim & 3) == 0 && (x_ld & 3) == 0 && (y_ld & 3) == 0 && (reinterpret_cast<uintptr_t>(x) & 15) == 0 &&
+      (reinterpret_cast<uintptr_t>(y) & 15) == 0 && (reinterpret_cast<uintptr_t>(w) & 15) == 0;
+  // The kernel follows from the row's shape alone, never from the number of rows.
+  if (vector && dim <= 1024) {
+    RmsNormKernel<T, 1><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+  } else if (vector && dim <= 2048) {
+    RmsNormKernel<T, 2><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+  } else if (vector && dim <= 8192) {
+    RmsNormKernel<T, 8><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+  } else {
+    RmsNormAnyKernel<T><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+  }
+}
+
+void LaunchRmsNorm(cudaStream_t s, const float* x, int64_t x_ld, const float* weight, float eps, int rows,
+                   int dim, void* y_act, int64_t y_ld, bool f32, float* y_f32) {
+  if (rows == 0) return;
+  if (f32) {
+    RmsNorm<float>(s, x, x_ld, weight, eps, rows, dim, static_cast<float*>(y_act), y_ld, y_f32);
+  } else {
+    RmsNorm<__nv_bfloat16>(s, x, x_ld, weight, eps, rows, dim, static_cast<__nv_bfloat16*>(y_act), y_ld,
+                           y_f32);
+  }
+}
+
+void LaunchSplitQuery(cudaStream_t s, const float* q, const int32_t* positions, Rope rope, int rows,
+                      int heads, int nope, int rope_dim, int kv_lora, void* q_nope, void* q_full, bool f32) {
+  if (rows == 0) return;
+  if (f32) {
+    SplitQueryKernel<float><<<rows, 256, 0, s>>>(q, positions, rope, heads, nope, rope_dim, kv_lora,
+                                                 static_cast<float*>(q_nope), static_cast<float*>(q_full));
+  } else {
+    SplitQueryKernel<__nv_bfloat16><<<rows, 256, 0, s>>>(q, positions, rope, heads, nope, rope_dim, kv_lora,
+                                                         static_cast<__nv_bfloat16*>(q_nope),
+                                                         static_cast<__nv_bfloat16*>(q_full));
+  }
+}
+
+void LaunchWriteLatent(cudaStream_t s, const float* ckv, int64_t ld, const float* norm, float eps,
+                       const int32_t* positions, Rope rope, const int32_t* page, const int32_t* offset,
+                       int rows, int lora, int rope_dim, Slab slab) {
+  if (rows == 0) return;
+  WriteLatentKernel<<<rows, 128, 0, s>>>(ckv, ld, norm, eps, positions, rope, page, offset, lora, rope_dim,
+                                         slab);
+}
+
+void LaunchWriteIndex(cudaStream_t s, const float* k, int64_t ld, const float* norm, const float* bias,
+                      float eps, const int32_t* positions, Rope rope, const int32_t* page,
+                      const int32_t* offset, int rows, int dim, int, Slab slab) {
+  if (rows == 0) return;
+  WriteIndexKernel<<<rows, 128, size_t(dim) * 4, s>>>(k, ld, norm, bias, eps, positions, rope, page, offset,
+                                                      dim, slab);
+}
+
+void LaunchSiluMul(cudaStream_t s, const float* gate_up, int64_t rows, int dim, void* act, bool f32) {
+  // Rows go along y in pieces, since a grid's y is limited.
+  for (int64_t at = 0; at < rows; at += 65535) {
+    const dim3 grid(unsigned((dim + 1023) / 1024), unsigned(std::min<int64_t>(65535, rows - at)));
+    if (f32) {
+      SiluMulKernel<float>
+          <<<grid, 256, 0, s>>>(gate_up + at * 2 * dim, dim, static_cast<float*>(act) + at * dim);
+    } else {
+      SiluMulKernel<__nv_bfloat16>
+          <<<grid, 256, 0, s>>>(gate_up + at * 2 * dim, dim, static_cast<__nv_bfloat16*>(act) + at * dim);
+    }
+  }
+}
+
+void LaunchGatherRows(cudaStream_t s, const void* src, const int32_t* index, int rows, int64_t bytes,
+                      void* dst) {
+  if (rows == 0) return;
+  GatherRowsKernel<<<rows, 256, 0, s>>>(static_cast<const std::byte*>(src), index, bytes,
+                                        static_cast<std::byte*>(dst));
+}
+
+void LaunchFiniteRows(cudaStream_t s, const float* x, int rows, int dim, int32_t* finite) {
+  if (rows == 0) return;
+  FiniteRowsKernel<<<rows, 256, 0, s>>>(x, dim, finite);
+}
+
+void LaunchArgmaxRows(cudaStream_t s, const float* x, int rows, int dim, int32_t* best) {
+  if (rows == 0) return;
+  ArgmaxRowsKernel<<<rows, 1024, 0, s>>>(x, dim, best);
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,37 @@
+// Memory of a device that does not work on the host's: what pools, buffers and weights are allocated from. A
+// backend whose device reads host memory directly has none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/status.h"
+
+namespace sluice {
+
+struct MemoryRun {
+  const std::byte* src = nullptr;
+  std::byte* dst = nullptr;
+  int64_t bytes = 0;
+};
+
+// Thread-safe. Calls wait until their work is done and are ordered with no queue.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  // Freed when the last copy of the pointer goes. Exhausted names what was asked for and what is free.
+  virtual StatusOr<std::shared_ptr<std::byte>> Allocate(int64_t bytes, const char* what) = 0;
+  // Host memory that the device reads and writes too.
+  virtual StatusOr<std::shared_ptr<std::byte>> AllocateShared(int64_t bytes, const char* what) = 0;
+  // Makes existing host memory reachable by the device for as long as the result lives.
+  virtual StatusOr<std::shared_ptr<void>> Pin(std::byte* host, int64_t bytes) = 0;
+  virtual void Copy(void* dst, const void* src, int64_t bytes) = 0;
+  // Device to device, or between the device and shared or pinned host memory.
+  virtual void CopyRuns(std::span<const MemoryRun> runs) = 0;
+  virtual void Fill(void* dst, uint8_t value, int64_t bytes) = 0;
+  virtual int64_t free_bytes() const = 0;
+};
+
+}  // namespace sluice
