@@ -4,6 +4,9 @@
 //   bytes. "run": pages in
 //                  a row, as a fresh pool hands them out; "shuffled": page pairs in random order, nothing to
 //                  merge
+//   p-d            a room of a prefill node and a decode node in this process, handshake to completion, over
+//   shm
+//                  (against memcpy) and tcp (against a plain loopback connection)
 //   l3-read        the file backend's gets into the host pool against a loop of 1 MiB read() over the same
 //   files into one
 //                  buffer (what dd bs=1M does); warm = files in the page cache, cold = dropped from it before
@@ -28,6 +31,7 @@
 #include <thread>
 
 #include "base/random.h"
+#include "bench_peer.h"
 #include "commands.h"
 #include "config/model_config.h"
 #include "fmt/format.h"
@@ -47,7 +51,7 @@ struct TransferOptions {
   std::string config;
   std::string kv_cache_dtype = "fp8_e4m3";
   std::vector<std::string> layouts = {"layer_first", "layer_page_first", "page_first_direct", "page_first"};
-  std::vector<std::string> paths = {"l1-l2", "l2-l1", "l3-read", "l3-write"};
+  std::vector<std::string> paths = {"l1-l2", "l2-l1", "p-d", "l3-read", "l3-write"};
   double megabytes = 512;
   int rounds = 5;
   std::string directory;
@@ -339,6 +343,37 @@ Status BenchStorage(const TransferOptions& o, const KvLayout& layout, int64_t pa
   return OkStatus();
 }
 
+Status BenchPeers(const TransferOptions& o, const KvLayout& layout, int64_t pages, std::vector<Row>* rows) {
+  if (std::find(o.paths.begin(), o.paths.end(), "p-d") == o.paths.end()) return OkStatus();
+  const int64_t bytes = pages * layout.page_bytes();
+  PlainMemory from(bytes), to(bytes);
+  std::memset(from.get(), 1, size_t(bytes));
+  std::memset(to.get(), 2, size_t(bytes));
+  ASSIGN_OR_RETURN(const auto plain, SocketBench::Make());
+  for (const char* transport : {"shm", "tcp"}) {
+    ASSIGN_OR_RETURN(const auto peers, PeerBench::Make(layout, pages, transport));
+    const bool shm = std::string_view(transport) == "shm";
+    Row row{"p-d", transport, "run"};
+    Status moved;
+    Measure(
+        o.rounds, bytes, [] {},
+        [&] {
+          if (const Status s = peers->Move(); !s.ok()) moved = s;
+        },
+        [&] {
+          if (shm) {
+            std::memcpy(to.get(), from.get(), size_t(bytes));
+          } else {
+            plain->Move(bytes);
+          }
+        },
+        &row);
+    if (!moved.ok()) return moved;
+    rows->push_back(row);
+  }
+  return OkStatus();
+}
+
 StatusOr<int> Run(const TransferOptions& o) {
   ModelConfig model = Glm5Shape();
   std::string name = "GLM-5 cache shape";
@@ -357,6 +392,7 @@ StatusOr<int> Run(const TransferOptions& o) {
   std::vector<Row> rows;
   std::string engine;
   if (Status s = BenchCopies(o, layout, pages, &rows); !s.ok()) return s;
+  if (Status s = BenchPeers(o, layout, pages, &rows); !s.ok()) return s;
   if (Status s = BenchStorage(o, layout, pages, &rows, &engine); !s.ok()) return s;
 
   if (!o.json.empty()) {
@@ -407,7 +443,7 @@ int RunBenchTransfer(const std::vector<std::string>& args) {
   app.add_option("--layouts", o.layouts, "host layouts")->delimiter(',')->capture_default_str();
   app.add_option("--paths", o.paths)
       ->delimiter(',')
-      ->check(CLI::IsMember({"l1-l2", "l2-l1", "l3-read", "l3-write"}))
+      ->check(CLI::IsMember({"l1-l2", "l2-l1", "p-d", "l3-read", "l3-write"}))
       ->capture_default_str();
   app.add_option("--megabytes", o.megabytes, "moved in each round")
       ->check(CLI::Range(1.0, 1e6))

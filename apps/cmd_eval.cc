@@ -96,13 +96,13 @@ StatusOr<EvalFlags> ParseFlags(const std::vector<std::string>& args) {
       (flag == "--filled" ? f.filled : f.chat_format) = true;
       continue;
     }
-    std::optional<std::string>* text = flag == "--dataset"    ? &f.dataset
-                                       : flag == "--golden"   ? &f.golden
-                                       : flag == "--json"     ? &f.json
-                                       : flag == "--outputs"  ? &f.outputs
-                                       : flag == "--expected" ? &f.expected
+    std::optional<std::string>* text = flag == "--dataset"        ? &f.dataset
+                                       : flag == "--golden"       ? &f.golden
+                                       : flag == "--json"         ? &f.json
+                                       : flag == "--outputs"      ? &f.outputs
+                                       : flag == "--expected"     ? &f.expected
                                        : flag == "--compare-with" ? &f.compare
-                                                              : nullptr;
+                                                                  : nullptr;
     int64_t* number = flag == "--limit"            ? &f.limit
                       : flag == "--concurrency"    ? &f.concurrency
                       : flag == "--max-tokens"     ? &f.max_tokens

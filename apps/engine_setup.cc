@@ -52,6 +52,7 @@ bool HasStorage(const ServerConfig& config) {
 
 // What the cache and the runner point to; destroyed after them, in reverse order of the members.
 struct Foundation {
+  ~Foundation() { storage->storage.reset(); }  // it may be reading into the host pool: before that goes
   std::shared_ptr<LoadedModel> model;
   std::unique_ptr<DevicePool> device;
   std::unique_ptr<HostPool> host;
@@ -189,10 +190,10 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
       config.disaggregation_mode == "decode" &&
       (config.disaggregation_transfer_backend == "auto" || config.disaggregation_transfer_backend == "shm");
   const int64_t device_pages = stack->memory.device_pages_per_lane + 1;
-  ASSIGN_OR_RETURN(foundation->device,
-                   shared ? DevicePool::MakeShared(stack->layout, stack->memory.lanes, device_pages)
-                          : DevicePool::Make(stack->layout, stack->memory.lanes, device_pages,
-                                             model->backend->memory()));
+  ASSIGN_OR_RETURN(
+      foundation->device,
+      shared ? DevicePool::MakeShared(stack->layout, stack->memory.lanes, device_pages)
+             : DevicePool::Make(stack->layout, stack->memory.lanes, device_pages, model->backend->memory()));
   CacheOptions cache;
   cache.lanes = stack->memory.lanes;
   cache.pages_per_lane = stack->memory.device_pages_per_lane;

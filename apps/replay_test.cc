@@ -76,12 +76,12 @@ TEST(Replay, StorageBehindASmallHostTierGivesHitsOfItsOwn) {
   for (const PrefetchPolicy policy :
        {PrefetchPolicy::kBestEffort, PrefetchPolicy::kWaitComplete, PrefetchPolicy::kTimeout}) {
     ReplayOptions o;
-    o.device_tokens = 65536;
-    o.host_tokens = 98304;
+    o.device_tokens = 40960;
+    o.host_tokens = 49152;
     o.storage_tokens = 4'000'000;
     o.storage_gb_s = 20;
     o.prefetch = policy;
-    o.time_scale = 4;
+    o.time_scale = 0.3;
     o.audit_every = 50;
     const ReplayReport a = Replay(trace, o, nullptr), b = Replay(trace, o, nullptr);
     for (const std::string& v : a.violations) ADD_FAILURE() << v;

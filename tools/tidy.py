@@ -18,7 +18,7 @@ TEXT = CODE | {".py", ".sh", ".cmake", ".txt", ".md", ".yml", ".yaml", ".toml", 
 VENDORS = [
     (r"dnnl|oneapi/dnnl", ["src/backends/cpu/", "apps/machine_rates.cc"]),
     (r"hwy/", ["src/backends/cpu/"]),
-    (r"immintrin\.h|x86intrin\.h", ["src/backends/cpu/", "src/radix/"]),
+    (r"immintrin\.h|x86intrin\.h", ["src/backends/cpu/", "src/radix/", "src/base/stream_copy.cc"]),
     (r"cuda|cublas|nccl|cutlass|cub/", ["src/backends/cuda/", "src/comm/nccl/"]),
     (r"boost/", ["src/http/", "src/router/", "src/transfer/", "apps/"]),
     (r"ucp/|uct/|ucs/", ["src/transfer/"]),
@@ -27,7 +27,7 @@ VENDORS = [
     (r"pcre2\.h", ["src/text/"]),
     (r"openssl/", ["src/base/", "src/http/"]),
     (r"prometheus/", ["src/serve/", "src/router/"]),
-    (r"simdjson", ["src/api/", "src/text/", "src/weights/", "src/serve/", "apps/", "tests/"]),
+    (r"simdjson", ["src/api/", "src/text/", "src/weights/", "src/serve/", "src/router/", "apps/", "tests/"]),
     (r"gtest/|gmock/|rapidcheck", ["tests/", "_test.cc", "_fixture.h", "_testing.h", "testing/", "_test.h"]),
 ]
 # "src/http" moves bytes and knows nothing of what they say.

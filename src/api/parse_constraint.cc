@@ -16,7 +16,7 @@ void Set(FieldReader& f, Kind kind, std::string field, std::string text, Generat
   }
   out->constraint.kind = kind;
   out->constraint.text = std::move(text);
-  out->constraint.field = std::move(field);
+  out->constraint.field = f.path() + field;
 }
 
 // A schema as an object, or as JSON text.

@@ -1,9 +1,9 @@
 // Planted bugs: classic mistakes that one test program (target sluice_planted) makes on request, to measure
 // what would find them.
 //
-// Each sits in the product's code as `if (Planted(Plant::kX))` beside the right way. That program compiles the
-// files that include this header once more, with SLUICE_PLANTS defined; everywhere else Planted is constant
-// false and the branch is gone.
+// Each sits in the product's code as `if (Planted(Plant::kX))` beside the right way. That program compiles
+// the files that include this header once more, with SLUICE_PLANTS defined; everywhere else Planted is
+// constant false and the branch is gone.
 #pragma once
 
 #include <array>
@@ -33,6 +33,19 @@ enum class Plant : uint8_t {
   kWrongOwnerSpace,     // the owner is taken from a page's index in its request instead of the pool
   kDummyRowWritten,     // dummy rows are stored like others
   kLaneDeficitIgnored,  // room is judged by all lanes together
+  // Of transfers between instances.
+  kRelativeChunk,     // a chunk's destination is counted from its own first page
+  kCountedLayers,     // a forward is complete when enough hooks have fired, whichever they were
+  kRepeatedHooks,     // a hook that fires again sends its layer again
+  kAckBeforeDrain,    // ABORT is answered while writes are under way
+  kAckLost,           // ABORT for a room that is over is not answered
+  kLateFailed,        // a late Failed brings an ended room back
+  kFreeWithoutFence,  // pages are given back at a deadline although the writer may live
+  kSharedContext,     // two rooms of one forward share a context
+  kPositionalLayers,  // index layers are reported by their place instead of their number
+  kMixedAux,          // two aux fields change places
+  kEpochIgnored,      // a reservation for an instance that has restarted is taken
+  kNoTombstone,       // an ended room's number is free at once
 };
 
 struct PlantName {
@@ -40,7 +53,7 @@ struct PlantName {
   std::string_view name;
   std::string_view what;
 };
-inline constexpr std::array<PlantName, 18> kPlants = {{
+inline constexpr std::array<PlantName, 30> kPlants = {{
     {Plant::kEarlyPublish, "early_publish", "a page enters the tree before all its rows are computed"},
     {Plant::kMissedLayerWait, "missed_layer_wait",
      "a layer is read before its load from the host tier has ended"},
@@ -62,6 +75,18 @@ inline constexpr std::array<PlantName, 18> kPlants = {{
     {Plant::kWrongOwnerSpace, "wrong_owner_space", "a page's owner is taken from the wrong index space"},
     {Plant::kDummyRowWritten, "dummy_row_written", "dummy rows reach the cache"},
     {Plant::kLaneDeficitIgnored, "lane_deficit_ignored", "room is judged by the sum over the lanes"},
+    {Plant::kRelativeChunk, "relative_chunk", "a chunk's destination is counted from its own first page"},
+    {Plant::kCountedLayers, "counted_layers", "a forward is complete by the number of hooks that fired"},
+    {Plant::kRepeatedHooks, "repeated_hooks", "a hook that fires again sends its layer again"},
+    {Plant::kAckBeforeDrain, "ack_before_drain", "an abort is answered while writes are under way"},
+    {Plant::kAckLost, "ack_lost", "an abort of a room that is over is not answered"},
+    {Plant::kLateFailed, "late_failed", "a late failure brings an ended room back"},
+    {Plant::kFreeWithoutFence, "free_without_fence", "pages are given back at a deadline without a fence"},
+    {Plant::kSharedContext, "shared_context", "two rooms of one forward share a context"},
+    {Plant::kPositionalLayers, "positional_layers", "index layers are reported by place instead of number"},
+    {Plant::kMixedAux, "mixed_aux", "two aux fields change places"},
+    {Plant::kEpochIgnored, "epoch_ignored", "a reservation for an earlier instance is taken"},
+    {Plant::kNoTombstone, "no_tombstone", "an ended room's number is free at once"},
 }};
 
 #ifdef SLUICE_PLANTS

@@ -45,8 +45,7 @@ const LaunchLine kLines[] = {
      "--model-path --tp-size --speculative-algorithm --speculative-num-steps --speculative-eagle-topk "
      "--speculative-num-draft-tokens --mem-fraction-static --served-model-name "
      "--tool-call-parser --reasoning-parser",
-     "",
-     ""},
+     "", ""},
     {"GLM-5-FP8, one rank, no speculation",
      "--model-path zai-org/GLM-5-FP8 --tp 1 --trust-remote-code --tool-call-parser glm47 --reasoning-parser "
      "glm45 "
@@ -89,8 +88,10 @@ const LaunchLine kLines[] = {
      "--tp 8 --dp 8 "
      "--enable-dp-attention --dist-init-addr 10.0.0.2:5757 --nnodes 2 --node-rank 1 --trust-remote-code "
      "--disaggregation-bootstrap-port 8998 --disaggregation-ib-device mlx5_0 --mem-fraction-static 0.8",
-     nullptr, "--model-path --disaggregation-mode --host --port --tp --mem-fraction-static",
-     "--dist-init-addr --trust-remote-code --disaggregation-bootstrap-port --disaggregation-ib-device",
+     nullptr,
+     "--model-path --disaggregation-mode --disaggregation-bootstrap-port --host --port --tp "
+     "--mem-fraction-static",
+     "--dist-init-addr --trust-remote-code --disaggregation-ib-device",
      "--dp --enable-dp-attention --nnodes --node-rank"},
     {"three cache tiers",
      "--model-path zai-org/GLM-5-FP8 --enable-hierarchical-cache --hicache-ratio 2 --hicache-write-policy "

@@ -111,6 +111,45 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--disaggregation-mode prefill --disaggregation-transfer-backend tcp",
   });
   rows->push_back({
+      .id = "speculation-disaggregation",
+      .combination = "--speculative-algorithm with --disaggregation-mode",
+      .reason = "a prefill instance does not send the state that drafting starts from yet",
+      .remedy = "leave the --speculative-... flags out on these instances; the answers are the same",
+      .violation =
+          [](Config c, Model) {
+            const bool hit = !c.speculative_algorithm.empty() && c.disaggregation_mode != "null";
+            return hit ? fmt::format("--speculative-algorithm {}", c.speculative_algorithm) : "";
+          },
+      .illegal_example = "--speculative-algorithm NEXTN --disaggregation-mode decode",
+      .legal_example = "--speculative-algorithm none --disaggregation-mode decode",
+  });
+  rows->push_back({
+      .id = "speculation-cuda",
+      .combination = "--speculative-algorithm with --device cuda",
+      .reason = "the draft layer runs on the CPU backend only",
+      .remedy = "leave the --speculative-... flags out, or use --device cpu; the answers are the same",
+      .violation =
+          [](Config c, Model) {
+            const bool hit = !c.speculative_algorithm.empty() && c.device == "cuda";
+            return hit ? fmt::format("--speculative-algorithm {}", c.speculative_algorithm) : "";
+          },
+      .illegal_example = "--speculative-algorithm NEXTN --device cuda",
+      .legal_example = "--speculative-algorithm NEXTN --device cpu",
+  });
+  rows->push_back({
+      .id = "disaggregation-cuda",
+      .combination = "--disaggregation-mode with --device cuda",
+      .reason = "the transports move host memory",
+      .remedy = "use --device cpu on instances of a disaggregated deployment",
+      .violation =
+          [](Config c, Model) {
+            const bool hit = c.disaggregation_mode != "null" && c.device == "cuda";
+            return hit ? fmt::format("--disaggregation-mode {}", c.disaggregation_mode) : "";
+          },
+      .illegal_example = "--disaggregation-mode prefill --device cuda",
+      .legal_example = "--disaggregation-mode prefill --device cpu",
+  });
+  rows->push_back({
       .id = "speculation-tree",
       .combination = "--speculative-eagle-topk above 1",
       .reason = "drafts are chains; trees of drafts are not built",
@@ -161,7 +200,7 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
           [](Config c, Model) {
             return c.device == "cuda" && c.nsa_dequant_verify ? "--device cuda --nsa-dequant-verify" : "";
           },
-      .illegal_example = "--device cuda --nsa-dequant-verify",
+      .illegal_example = "--device cuda --nsa-dequant-verify --kv-cache-dtype fp8_e4m3",
       .legal_example = "--device cuda",
   });
 }

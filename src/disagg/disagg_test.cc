@@ -1,3 +1,282 @@
-// The two nodes over real sockets and shared memory, without an engine: rooms, bytes, failures.
+// The two nodes over real sockets and shared memory, without an engine: what moves, what is refused, and what
+// is let go when a side fails.
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
-TEST(Disagg, Placeholder) {}
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "disagg/decode_node.h"
+#include "disagg/prefill_node.h"
+#include "kv/layout_fixture.h"
+
+namespace sluice::disagg {
+namespace {
+
+using Kind = RoomEvent::Kind;
+using transfer::Chunk;
+
+const KvLayout& Layout(DType dtype = DType::kBF16) {
+  static const KvLayout bf16 = testing::MakeLayout(testing::Small(), DType::kBF16, DType::kBF16);
+  static const KvLayout fp8 = testing::MakeLayout(testing::Small(), DType::kF8E4M3, DType::kF8E4M3);
+  return dtype == DType::kBF16 ? bf16 : fp8;
+}
+
+std::byte Value(PageId page, const KvPiece& piece, int64_t i) {
+  return std::byte(page.value * 31 + piece.layer.value * 7 + int(piece.component) * 3 + i * 5);
+}
+
+struct Side {
+  std::unique_ptr<DevicePool> pool;
+  std::vector<RoomEvent> events;
+};
+
+class Pair : public ::testing::TestWithParam<const char*> {
+ protected:
+  NodeOptions Options() {
+    NodeOptions o;
+    o.bootstrap_port = 0;
+    o.backend = GetParam();
+    o.heartbeat_interval = 100'000'000;
+    o.heartbeat_max_failure = 5;
+    o.self_check = true;
+    o.rooms.layer_group = 2;
+    o.rooms.bootstrap_timeout = o.rooms.waiting_timeout = 1'000'000'000;
+    o.rooms.abort_fence = 500'000'000;
+    o.rooms.abort_repeat = 100'000'000;
+    return o;
+  }
+  void Start(NodeOptions prefill, NodeOptions decode, const KvLayout& layout = Layout(),
+             const KvLayout& other = Layout()) {
+    p_.pool = *DevicePool::MakeShared(layout, 2, 32);
+    d_.pool = *DevicePool::MakeShared(other, 3, 24);
+    for (int32_t page = 2; page < 64; ++page)
+      for (const KvPiece& piece : layout.pieces())
+        for (int64_t i = 0; i < piece.bytes; ++i)
+          p_.pool->Piece(piece, PageId(page))[i] = Value(PageId(page), piece, i);
+    prefill_ = *PrefillNode::Start(prefill, layout, *p_.pool, [] {});
+    decode_ = *DecodeNode::Start(decode, other, *d_.pool, [] {});
+  }
+  void Open(RoomId room, int64_t tokens, int32_t first_page, std::vector<PageId> pages) {
+    prefill_->Add(room, tokens, Digest256{1});
+    decode_->Announce(room, "127.0.0.1", prefill_->port());
+    decode_->Open(room, tokens, Digest256{1}, first_page, std::move(pages));
+  }
+  // The first event of that kind and room within 5 s.
+  std::optional<RoomEvent> Wait(Side& side, Kind kind, RoomId room) {
+    for (int i = 0; i < 5000; ++i) {
+      if (prefill_) prefill_->TakeEvents(&p_.events);
+      if (decode_) decode_->TakeEvents(&d_.events);
+      for (const RoomEvent& e : side.events)
+        if (e.kind == kind && e.room == room) return e;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return std::nullopt;
+  }
+  void Forward(int64_t step, RoomId room, Chunk chunk, const std::vector<PageId>& source) {
+    prefill_->BeginForward(step, room, chunk, source);
+    for (int l = 0; l < 3; ++l) prefill_->LayerFinal(step, LogicalLayer(l));
+    prefill_->ForwardDone(step, OkStatus());
+  }
+  void ExpectHolds(const std::vector<PageId>& source, int32_t first, const std::vector<PageId>& pages) {
+    for (size_t i = 0; i < pages.size(); ++i)
+      for (const KvPiece& piece : Layout().pieces())
+        for (int64_t b = 0; b < piece.bytes; ++b)
+          ASSERT_EQ(d_.pool->Piece(piece, pages[i])[b], Value(source[size_t(first) + i], piece, b))
+              << "page " << i << " layer " << piece.layer.value << " byte " << b;
+  }
+  Side p_, d_;
+  std::unique_ptr<PrefillNode> prefill_;
+  std::unique_ptr<DecodeNode> decode_;
+};
+INSTANTIATE_TEST_SUITE_P(Transports, Pair, ::testing::Values("shm", "tcp", "auto"));
+
+TEST_P(Pair, MovesEveryPageOfEveryLayerOnceChunkByChunk) {
+  Start(Options(), Options());
+  const std::vector<PageId> source = {PageId(9), PageId(4), PageId(17), PageId(30)};
+  const std::vector<PageId> pages = {PageId(50), PageId(7), PageId(21)};
+  Open(5, 200, 1, pages);
+  ASSERT_TRUE(Wait(p_, Kind::kReady, 5));
+  Forward(1, 5, {64, 150, true, false}, source);
+  Forward(2, 5, {150, 200, false, true}, source);
+  Aux aux;
+  aux.first_token = 77;
+  prefill_->SetAux(5, aux);
+  const auto ready = Wait(d_, Kind::kReady, 5);
+  ASSERT_TRUE(ready);
+  EXPECT_EQ(ready->aux, aux);
+  ASSERT_TRUE(Wait(d_, Kind::kEnded, 5));
+  ASSERT_TRUE(Wait(p_, Kind::kEnded, 5));
+  ExpectHolds(source, 1, pages);
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  const NodeStats sent = prefill_->Stats(), got = decode_->Stats();
+  EXPECT_EQ(sent.bytes_sent, 3 * Layout().page_bytes());
+  EXPECT_EQ(got.bytes_received, sent.bytes_sent);
+  EXPECT_EQ(got.digests_checked, 3);
+  EXPECT_EQ(sent.writes, 4) << "ceil(3 layers / 2) submits a chunk, for two chunks";
+  EXPECT_EQ(sent.active_rooms + got.active_rooms + got.leased_pages, 0);
+}
+
+TEST_P(Pair, APromptThatDecodeHoldsMovesNothing) {
+  Start(Options(), Options());
+  Open(6, 128, 2, {});
+  ASSERT_TRUE(Wait(p_, Kind::kReady, 6));
+  Forward(1, 6, {64, 128, true, true}, {PageId(9), PageId(4)});
+  prefill_->SetAux(6, {});
+  ASSERT_TRUE(Wait(d_, Kind::kReady, 6));
+  EXPECT_EQ(prefill_->Stats().bytes_sent, 0);
+}
+
+TEST_P(Pair, AnAbortInTheMiddleEndsBothSidesAndThePagesHaveNoWriter) {
+  NodeOptions slow = Options();
+  slow.bytes_per_second_max = 200e3;
+  Start(slow, Options());
+  std::vector<PageId> source, pages;
+  for (int32_t i = 0; i < 20; ++i) {
+    source.push_back(PageId(2 + i));
+    pages.push_back(PageId(3 + i));
+  }
+  Open(7, 20 * 64, 0, pages);
+  ASSERT_TRUE(Wait(p_, Kind::kReady, 7));
+  Forward(1, 7, {0, 20 * 64, true, true}, source);
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  decode_->Cancel(7, Aborted("the client is gone"));
+  ASSERT_TRUE(Wait(d_, Kind::kFailed, 7));
+  ASSERT_TRUE(Wait(d_, Kind::kEnded, 7));
+  for (const PageId page : pages) d_.pool->Poison(page);
+  ASSERT_TRUE(Wait(p_, Kind::kEnded, 7));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  for (const PageId page : pages)
+    for (const KvPiece& piece : Layout().pieces())
+      ASSERT_EQ(d_.pool->Piece(piece, page)[0], std::byte(0xff)) << "written after the end of the room";
+}
+
+TEST_P(Pair, ThePrefillSideGoesAwayAndItsRoomsEndAtOnce) {
+  Start(Options(), Options());
+  Open(8, 100, 0, {PageId(5), PageId(6)});
+  ASSERT_TRUE(Wait(p_, Kind::kReady, 8));
+  const auto began = std::chrono::steady_clock::now();
+  prefill_.reset();
+  const auto failed = Wait(d_, Kind::kFailed, 8);
+  ASSERT_TRUE(failed);
+  EXPECT_TRUE(absl::IsUnavailable(failed->status)) << failed->status;
+  ASSERT_TRUE(Wait(d_, Kind::kEnded, 8));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(900));
+}
+
+TEST_P(Pair, TheDecodeSideGoesAwayAndPrefillLetsItsPagesGo) {
+  Start(Options(), Options());
+  Open(9, 100, 0, {PageId(5), PageId(6)});
+  ASSERT_TRUE(Wait(p_, Kind::kReady, 9));
+  decode_.reset();
+  ASSERT_TRUE(Wait(p_, Kind::kFailed, 9));
+  ASSERT_TRUE(Wait(p_, Kind::kEnded, 9));
+}
+
+TEST_P(Pair, NobodyListensOrComesEndsWithinTheDeadline) {
+  Start(Options(), Options());
+  decode_->Announce(10, "127.0.0.1", 1);
+  decode_->Open(10, 64, {}, 0, {PageId(5)});
+  const auto refused = Wait(d_, Kind::kFailed, 10);
+  ASSERT_TRUE(refused);
+  EXPECT_NE(Message(refused->status).find("127.0.0.1:1"), std::string_view::npos) << refused->status;
+  prefill_->Add(11, 64, {});
+  const auto late = Wait(p_, Kind::kFailed, 11);
+  ASSERT_TRUE(late);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late->status));
+}
+
+TEST_P(Pair, AnotherLayoutIsRefusedWithBothValues) {
+  Start(Options(), Options(), Layout(), Layout(DType::kF8E4M3));
+  Open(12, 64, 0, {PageId(5)});
+  const auto failed = Wait(d_, Kind::kFailed, 12);
+  ASSERT_TRUE(failed);
+  for (const char* text : {"kv_cache_dtype", "bf16", "fp8_e4m3"})
+    EXPECT_NE(Message(failed->status).find(text), std::string_view::npos) << failed->status;
+}
+
+TEST_P(Pair, AnotherPromptIsRefused) {
+  Start(Options(), Options());
+  prefill_->Add(13, 64, Digest256{1});
+  decode_->Announce(13, "127.0.0.1", prefill_->port());
+  decode_->Open(13, 64, Digest256{2}, 0, {PageId(5)});
+  const auto failed = Wait(d_, Kind::kFailed, 13);
+  ASSERT_TRUE(failed);
+  EXPECT_NE(Message(failed->status).find("digest"), std::string_view::npos);
+  ASSERT_TRUE(Wait(d_, Kind::kEnded, 13));
+}
+
+TEST(Nodes, TransportsThatDoNotMeetAreNamed) {
+  NodeOptions o;
+  o.bootstrap_port = 0;
+  auto pool = *DevicePool::MakeShared(Layout(), 1, 8);
+  o.backend = "shm";
+  auto prefill = *PrefillNode::Start(o, Layout(), *pool, [] {});
+  o.backend = "tcp";
+  auto decode = *DecodeNode::Start(o, Layout(), *pool, [] {});
+  decode->Announce(1, "127.0.0.1", prefill->port());
+  std::vector<RoomEvent> events;
+  for (int i = 0; i < 3000 && events.empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    decode->TakeEvents(&events);
+  }
+  ASSERT_FALSE(events.empty());
+  EXPECT_NE(Message(events[0].status).find("shm here, tcp there"), std::string_view::npos)
+      << events[0].status;
+}
+
+TEST(Nodes, FakeMovesNothingAndNeedsNoPeer) {
+  NodeOptions o;
+  o.backend = "fake";
+  auto pool = *DevicePool::Make(Layout(), 1, 8);
+  auto prefill = *PrefillNode::Start(o, Layout(), *pool, [] {});
+  prefill->Add(1, 64, {});
+  std::vector<RoomEvent> events;
+  const auto wait = [&](Kind kind) {
+    for (int i = 0; i < 3000; ++i) {
+      prefill->TakeEvents(&events);
+      for (const RoomEvent& e : events)
+        if (e.kind == kind) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  };
+  ASSERT_TRUE(wait(Kind::kReady));
+  prefill->BeginForward(1, 1, {0, 64, true, true}, {PageId(2)});
+  prefill->ForwardDone(1, OkStatus());
+  prefill->SetAux(1, {});
+  ASSERT_TRUE(wait(Kind::kEnded));
+  EXPECT_EQ(prefill->Stats().bytes_sent, 0);
+}
+
+TEST(Nodes, ManyRoomsLeaveNothingBehind) {
+  NodeOptions o;
+  o.backend = "fake";
+  auto pool = *DevicePool::Make(Layout(), 1, 8);
+  auto prefill = *PrefillNode::Start(o, Layout(), *pool, [] {});
+  std::vector<RoomEvent> events;
+  for (RoomId room = 1; room <= 200; ++room) {
+    prefill->Add(room, 64, {});
+    prefill->BeginForward(int64_t(room), room, {0, 64, true, true}, {PageId(2)});
+    prefill->ForwardDone(int64_t(room), OkStatus());
+    prefill->SetAux(room, {});
+  }
+  int ended = 0;
+  for (int i = 0; i < 3000 && ended < 200; ++i) {
+    events.clear();
+    prefill->TakeEvents(&events);
+    for (const RoomEvent& e : events) ended += e.kind == Kind::kEnded;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(ended, 200);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const NodeStats s = prefill->Stats();
+  EXPECT_EQ(s.active_rooms, 0);
+  EXPECT_EQ(s.outstanding_writes, 0);
+}
+
+}  // namespace
+}  // namespace sluice::disagg

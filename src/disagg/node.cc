@@ -79,7 +79,15 @@ Node::Node(const NodeOptions& options, const KvLayout& layout, const DevicePool&
 
 Node::~Node() { StopThread(); }
 
+void Node::NameSelf(NodeStats* stats) const {
+  stats->role = self_.role == transfer::Role::kPrefill ? "prefill" : "decode";
+  stats->instance_id = self_.instance_id;
+  stats->epoch = options_.rooms.epoch;
+  stats->transport = options_.backend;
+}
+
 void Node::StartThread() {
+  NameSelf(&stats_);
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -177,10 +185,7 @@ void Node::Run() {
     }
     NodeStats stats = MakeStats();
     busy = stats.active_rooms > 0 || stats.outstanding_writes > 0;
-    stats.role = self_.role == transfer::Role::kPrefill ? "prefill" : "decode";
-    stats.instance_id = self_.instance_id;
-    stats.epoch = options_.rooms.epoch;
-    stats.transport = options_.backend;
+    NameSelf(&stats);
     for (const auto& [id, peer] : peers_)
       if (peer.ready)
         stats.peers.push_back(fmt::format("{} ({}{})", peer.hello.instance_id, peer.shm ? "shm" : "tcp",

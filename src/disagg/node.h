@@ -96,6 +96,7 @@ class Node : protected transfer::PeerEvents {
     }
     if (sleeping_.load(std::memory_order_acquire)) net_.Wake();
   }
+  void NameSelf(NodeStats* stats) const;
   void RunCommands();  // progress thread
   void Emit(RoomEvent event);
   void Refuse(PeerId peer, const Status& why);

@@ -38,8 +38,8 @@ struct ModelRunnerOptions {
   int64_t max_logits_rows = 0;
   bool dequant_only_topk = true;
   bool dequant_verify = false;
-  int32_t draft_tokens = 0;  // of a slot at most; 0: the draft layer, if any, is left alone
-  int64_t rank_rows = 0;     // rows of one rank's forward at most; with draft_tokens
+  int32_t draft_tokens = 0;          // of a slot at most; 0: the draft layer, if any, is left alone
+  int64_t rank_rows = 0;             // rows of one rank's forward at most; with draft_tokens
   StepObserver* observer = nullptr;  // outlives the runner
 };
 

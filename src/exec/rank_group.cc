@@ -224,13 +224,12 @@ const float* RankGroup::Logits(std::span<const int32_t> batch_rows) {
   }
   SLUICE_CHECK(int64_t(batch_rows.size()) <= options_.limits.max_logits_rows, "{} logits rows of {}",
                batch_rows.size(), options_.limits.max_logits_rows);
-  return Collect(batch_rows, split_.where(), model_.config().vocab_size, logits_.data(),
-                 [&](RankState& rank) {
-                   const float* own =
-                       model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
-                   rank.queue->Synchronize();
-                   return own;
-                 });
+  return Collect(
+      batch_rows, split_.where(), model_.config().vocab_size, logits_.data(), [&](RankState& rank) {
+        const float* own = model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+        rank.queue->Synchronize();
+        return own;
+      });
 }
 
 bool RankGroup::RowFinite(int32_t batch_row) const {

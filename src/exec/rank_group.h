@@ -93,8 +93,8 @@ class RankGroup final : public DraftLayer {
   std::vector<std::unique_ptr<RankState>> ranks_;
   std::vector<std::atomic<int32_t>> layer_arrivals_;
   ForwardOptions* options_in_ = nullptr;
-  std::vector<float> logits_;         // [max_logits_rows, vocab], only with several ranks
-  std::vector<RankRow> draft_where_;  // rows of the last DraftRows
+  std::vector<float> logits_;                // [max_logits_rows, vocab], only with several ranks
+  std::vector<RankRow> draft_where_;         // rows of the last DraftRows
   std::unique_ptr<ExpertExchange> experts_;  // null: each rank computes all experts of its rows
   std::atomic<int64_t> bytes_moved_{0};
 

@@ -230,7 +230,7 @@ std::shared_ptr<const TokenMask> Automaton::ClosingMask(int32_t state, int32_t b
     }
     if (left == fewest) SetBit(best.get(), token);
   });
-  return any ? mask : best;
+  return any || states_[size_t(state)].accepts ? mask : best;
 }
 
 int32_t Automaton::MoveTo(int32_t state, Automaton* other) const {

@@ -40,7 +40,7 @@ class Automaton {
   // Null: not there yet, or somebody else works on this automaton right now.
   std::shared_ptr<const TokenMask> MaskIfReady(int32_t state);
   // Of those, the ones behind which at most `bytes_max` bytes lead to an end; when there are none, the ones
-  // with the fewest.
+  // with the fewest, but none at all where the text may end here.
   std::shared_ptr<const TokenMask> ClosingMask(int32_t state, int32_t bytes_max);
   // Whether a token of this state could take the end further away than `tokens_left` allows.
   bool MustWatch(int32_t state, int32_t tokens_left) const;

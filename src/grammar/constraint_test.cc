@@ -154,7 +154,7 @@ TEST(Constraint, ForcedCallsCanBeReadBack) {
   const auto tools = nlohmann::ordered_json::parse(R"([
     {"type":"function","function":{"name":"get","parameters":{"type":"object","properties":{"s":{"type":"string"},
       "n":{"type":"integer"},"o":{"type":"object","properties":{"k":{"type":"boolean"}},"required":["k"]},
-      "e":{"type":"string","enum":["x","y z"]}},"required":["s","o"]}}},
+      "e":{"type":"string","enum":["x","y z"]},"r":{"$ref":"#/$defs/r"}},"$defs":{"r":{"type":"integer"}},"required":["s","o"]}}},
     {"type":"function","function":{"name":"get_all"}}])");
   for (const ToolCallStyle style : {ToolCallStyle::kGlm, ToolCallStyle::kDeepseekV3,
                                     ToolCallStyle::kDeepseekV31, ToolCallStyle::kDeepseekV32}) {

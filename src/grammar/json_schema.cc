@@ -327,20 +327,17 @@ class SchemaCompiler {
       if (!it->is_number()) return Invalid("{}.{}: must be a number", at, name);
       const double value = it->get<double>();
       if (!(std::abs(value) < 9e15)) return Invalid("{}.{}: {} is out of range", at, name, it->dump());
-      // Fractions are rounded inwards.
+      // Fractions are rounded inwards, and so is an exclusive bound: to the next whole number.
       int64_t bound = int64_t(is_low ? std::ceil(value) : std::floor(value));
       if (exclusive && double(bound) == value) bound += is_low ? 1 : -1;
       if (is_low) low = std::max(low.value_or(bound), bound);
       if (!is_low) high = std::min(high.value_or(bound), bound);
-      if (!integer && exclusive && double(int64_t(value)) == value) open_ends_ = true;
     }
-    const bool open = std::exchange(open_ends_, false);
     if (!low && !high) return integer ? text_.Integer() : text_.Number();
     if (low && high && *low > *high) return Invalid("{}: no whole number lies between its bounds", at);
     if (integer) {
       return low && high ? IntegersBetween(*low, *high) : low ? IntegersFrom(*low) : IntegersTo(*high);
     }
-    (void)open;  // an exclusive bound was moved to the next whole number
     return DecimalsBetween(low, high);
   }
 
@@ -569,13 +566,13 @@ class SchemaCompiler {
   const JsonText text_;
   std::map<std::string, int32_t> references_;
   size_t schemas_ = 0;
-  bool open_ends_ = false;
 };
 
 }  // namespace
 
-StatusOr<ExprPtr> ParseJsonSchema(const OrderedJson& schema, bool whitespace, GrammarBuilder* builder) {
-  return SchemaCompiler(schema, whitespace, builder).Compile(schema, "schema", 0);
+StatusOr<ExprPtr> ParseJsonSchema(const OrderedJson& schema, bool whitespace, GrammarBuilder* builder,
+                                  const OrderedJson* root) {
+  return SchemaCompiler(root != nullptr ? *root : schema, whitespace, builder).Compile(schema, "schema", 0);
 }
 
 ExprPtr AnyJsonObject(bool whitespace, GrammarBuilder* builder) {

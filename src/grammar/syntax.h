@@ -26,7 +26,9 @@ StatusOr<int32_t> ParseEbnf(std::string_view text, GrammarBuilder* builder);
 using OrderedJson = nlohmann::ordered_json;
 
 // `whitespace`: any white space between JSON's tokens; else at most one space after ':' and ','.
-StatusOr<ExprPtr> ParseJsonSchema(const OrderedJson& schema, bool whitespace, GrammarBuilder* builder);
+// `root`: what "#" refers to, when the schema is a part of another one.
+StatusOr<ExprPtr> ParseJsonSchema(const OrderedJson& schema, bool whitespace, GrammarBuilder* builder,
+                                  const OrderedJson* root = nullptr);
 // Any JSON object.
 ExprPtr AnyJsonObject(bool whitespace, GrammarBuilder* builder);
 

@@ -63,7 +63,7 @@ class CallGrammar {
   }
 
   // The raw text of a string parameter, or the JSON text of another one.
-  StatusOr<std::pair<ExprPtr, bool>> Value(const Json& schema, const std::string& at, std::string_view end) {
+  StatusOr<std::pair<ExprPtr, bool>> Value(const Json& schema, const Json& root, std::string_view end) {
     const std::set<std::string> types = SchemaTypes(schema);
     if (types == std::set<std::string>{"string"} && !schema.contains("pattern") &&
         !schema.contains("format")) {
@@ -76,11 +76,10 @@ class CallGrammar {
       }
       return std::pair(TextWithout(builder_, end), true);
     }
-    ASSIGN_OR_RETURN(ExprPtr value, ParseJsonSchema(schema, false, builder_));
+    ASSIGN_OR_RETURN(ExprPtr value, ParseJsonSchema(schema, false, builder_, &root));
     // JSON of something that may be a string would be read back as raw text.
     const bool text = types.contains("string");
     if (text) return std::pair(TextWithout(builder_, end), true);
-    (void)at;
     return std::pair(std::move(value), false);
   }
 
@@ -118,7 +117,7 @@ StatusOr<ExprPtr> ToolCallGrammar(ToolCallStyle style, const OrderedJson& tools,
         ASSIGN_OR_RETURN(
             ExprPtr members,
             g.Members(parameters, at, [&](const std::string& key, const Json& schema) -> StatusOr<ExprPtr> {
-              ASSIGN_OR_RETURN(auto value, g.Value(schema, at, "</arg_value>"));
+              ASSIGN_OR_RETURN(auto value, g.Value(schema, parameters, "</arg_value>"));
               return Seq({g.Marked("<arg_key>"), Literal(key), g.Marked("</arg_key>"), line,
                           g.Marked("<arg_value>"), value.first, g.Marked("</arg_value>"), line});
             }));
@@ -139,7 +138,7 @@ StatusOr<ExprPtr> ToolCallGrammar(ToolCallStyle style, const OrderedJson& tools,
         ASSIGN_OR_RETURN(
             ExprPtr members,
             g.Members(parameters, at, [&](const std::string& key, const Json& schema) -> StatusOr<ExprPtr> {
-              ASSIGN_OR_RETURN(auto value, g.Value(schema, at, "</｜DSML｜parameter>"));
+              ASSIGN_OR_RETURN(auto value, g.Value(schema, parameters, "</｜DSML｜parameter>"));
               return Seq({g.Marked("<｜DSML｜parameter name=\""), Literal(key),
                           g.Marked(value.second ? "\" string=\"true\">" : "\" string=\"false\">"),
                           value.first, g.Marked("</｜DSML｜parameter>"), Literal("\n")});

@@ -20,7 +20,7 @@ void Move(CopyDirection direction, std::byte* device, std::byte* host, int64_t b
   std::byte* to = direction == CopyDirection::kDeviceToHost ? host : device;
   const std::byte* from = direction == CopyDirection::kDeviceToHost ? device : host;
   if (collected != nullptr) {
-    collected->push_back({to, from, bytes});
+    collected->push_back({.src = from, .dst = to, .bytes = bytes});
   } else if (stream && bytes >= kStreamRunBytes) {
     StreamCopy(to, from, size_t(bytes));
   } else {

@@ -123,7 +123,8 @@ TEST(BatchTables, RowsThatThePagesHoldAlreadyAreNotStored) {
   const auto m = tables.Build(b, b.tokens, 100);
   ASSERT_TRUE(m.ok()) << m.status();
   EXPECT_FALSE(m->slots.page[0].valid());
-  EXPECT_THAT(std::vector(m->slots.page + 1, m->slots.page + 4), ElementsAre(PageId(9), PageId(4), PageId(2)));
+  EXPECT_THAT(std::vector(m->slots.page + 1, m->slots.page + 4),
+              ElementsAre(PageId(9), PageId(4), PageId(2)));
   EXPECT_THAT(std::vector(m->positions, m->positions + 4), ElementsAre(62, 63, 64, 10));
 }
 

@@ -60,7 +60,7 @@ struct OutputEvent {
   // With each choice's first event, when asked for; entry 0 is position prompt_logprobs_from. Nothing comes
   // before position 0: its entry has the token and no logprob (0).
   std::vector<TokenOut> prompt_logprobs;
-  uint64_t logits_hash = 0;                                      // with the last event, when asked for
+  uint64_t logits_hash = 0;  // with the last event, when asked for
   // With the last event. steps: those that verified drafts; accepted: tokens they kept besides the sampled
   // ones; first_accepted: steps whose first draft stood.
   int32_t spec_proposed = 0, spec_accepted = 0, spec_steps = 0, spec_first_accepted = 0;

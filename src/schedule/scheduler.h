@@ -48,7 +48,7 @@ struct SchedulerOptions {
   bool use_priority = false;      // higher first
   double conservativeness = 1.0;  // scales the share of future tokens that admission keeps room for
   std::vector<int32_t> eos_token_ids;
-  bool label_kv = false;  // tell the cache the request's name, for its records
+  bool label_kv = false;         // tell the cache the request's name, for its records
   int32_t draft_tokens = 0;      // drafted tokens of a sequence and step at most; 0: no speculation
   bool adaptive_drafts = false;  // load and acceptance decide; else always draft_tokens
   DraftCost draft_cost;
@@ -179,6 +179,8 @@ class Scheduler {
   void StepFailed(const Step& step, const Status& status);
   // Pages did not arrive: nothing the step computed counts, its sequences start again.
   void LoadFailed(const Step& step);
+  // Sequences that hit pages of a failed load after its step was planned start again, too.
+  void RetractLost();
 
   // scheduler_remote.cc
   RequestGroup* FindRoom(uint64_t room) const;

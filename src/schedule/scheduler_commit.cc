@@ -30,6 +30,7 @@ void Scheduler::Commit(const StepResult& result) {
   } else {
     StepFailed(step, result.status);
   }
+  if (load_failed) RetractLost();
   for (Sequence* s : step.pins) Settle(s);
   spare_steps_.push_back(std::move(step));
 }
@@ -64,6 +65,20 @@ void Scheduler::LoadFailed(const Step& step) {
     if (s->state == SeqState::kRunning || s->state == SeqState::kForking) Retract(s);
   }
   for (const Part& part : step.parts) Settle(part.seq);
+}
+
+void Scheduler::RetractLost() {
+  for (size_t i = 0; i < running_.size();) {
+    Sequence* s = running_[i];
+    if (!cache_->Lost(s->kv)) {
+      ++i;
+      continue;
+    }
+    s->failed = true;
+    Retract(s);  // off the list, perhaps with others of its group
+    i = 0;
+  }
+  for (Sequence* s : leaving_) s->failed |= cache_->Lost(s->kv);
 }
 
 void Scheduler::TellCache(Sequence* s) {

@@ -147,8 +147,8 @@ class Client final : public OutputChannel {
 
 class EngineWorld {
  public:
-  // drafts: with speculation. ranks: on several ranks that share each request's pages, with requests that come
-  // in groups over one prefix.
+  // drafts: with speculation. ranks: on several ranks that share each request's pages, with requests that
+  // come in groups over one prefix.
   EngineWorld(uint64_t seed, bool trace, bool drafts, bool ranks)
       : ranks_(ranks), journal_(trace), random_(seed), drafts_(drafts) {
     use_storage_ = random_.Chance(0.4);
@@ -198,7 +198,8 @@ class EngineWorld {
                              int64_t(random_.Below(uint64_t(30 / lanes)));
     const int64_t host_per_lane = use_host_ ? 2 + int64_t(random_.Below(uint64_t(60 / lanes))) : 0;
     device_ = DevicePool::Make(layout, lanes, per_lane + 1).value();
-    // Rows leave some of their bytes as they are; those are equal everywhere, as they are when pages come back.
+    // Rows leave some of their bytes as they are; those are equal everywhere, as they are when pages come
+    // back.
     for (int64_t page = 0; page < lanes * (per_lane + 1); ++page) device_->Poison(PageId(int32_t(page)));
     if (use_host_) host_ = HostPool::Make(layout, HostLayout(random_.Below(4)), lanes, host_per_lane).value();
     if (use_storage_) {

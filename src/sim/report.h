@@ -64,5 +64,6 @@ SeedReport RunTiersSeed(uint64_t seed, bool trace);
 SeedReport RunEngineSeed(uint64_t seed, bool trace);
 SeedReport RunDraftSeed(uint64_t seed, bool trace);
 SeedReport RunCpSeed(uint64_t seed, bool trace);
+SeedReport RunPdSeed(uint64_t seed, bool trace);
 
 }  // namespace sluice::sim

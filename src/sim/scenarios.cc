@@ -14,6 +14,8 @@ const std::vector<Scenario>& Scenarios() {
        RunDraftSeed},
       {"cp", "the engine over ranks that share each request's pages: slow and stalled ranks, uneven lanes",
        RunCpSeed},
+      {"pd", "rooms of two prefill and two decode instances: lossy network, crashes, stops, abort storms",
+       RunPdSeed},
   };
   return all;
 }

@@ -41,30 +41,34 @@ Status SimDraftLayer::DraftRows(std::span<const BatchSeq> seqs, std::span<const 
       draft_chains_[row] = NextInChain(before, tokens[row]);
       Write(page(seq.start + i), seq.start + i, draft_chains_[row], tokens[row]);
     }
-    if (kv_only) continue;
-    // Attention: every slot before, back to 1, one chain.
-    uint64_t chain = draft_chains_[size_t(seq.row_begin)];
-    int32_t token = tokens[size_t(seq.row_begin)];
-    for (int64_t slot = seq.start - 1; slot >= 1; --slot) {
-      for (int piece = 0; piece < rows_->pieces(); ++piece) {
-        if (!IsDraftPiece(piece)) continue;
-        uint64_t c;
-        int32_t t;
-        const bool whole = rows_->Read(piece, page(slot), slot % kPageTokens, slot, &c, &t);
-        // Lost with a step or a load that failed; so is this sequence, and its drafts mean nothing.
-        if (c == kLostChain && t == kLostToken) return OkStatus();
-        if (whole && NextInChain(c, token) == chain) {
-          if (piece + 1 == rows_->pieces() || !IsDraftPiece(piece + 1)) chain = c, token = t;
-          continue;
-        }
-        journal_->Violation("drafting at {}: slot {} of {} holds {}", seq.start, slot, seq.slot.value,
-                            whole ? "another sequence's draft row, or a rejected one" : "no draft row");
-        return OkStatus();
-      }
-    }
-    journal_->Cover("draft_rows_read", seq.start);
+    if (!kv_only) ReadBack(seq, pages, draft_chains_[size_t(seq.row_begin)], tokens[size_t(seq.row_begin)]);
   }
   return OkStatus();
+}
+
+// Attention: every slot before, back to 1, one chain. A sequence that finds no row to go on from leaves the
+// others of the pass alone.
+void SimDraftLayer::ReadBack(const BatchSeq& seq, std::span<const PageId> pages, uint64_t chain,
+                             int32_t token) {
+  for (int64_t slot = seq.start - 1; slot >= 1; --slot) {
+    const PageId page = pages[size_t(seq.page_begin + slot / kPageTokens)];
+    for (int piece = 0; piece < rows_->pieces(); ++piece) {
+      if (!IsDraftPiece(piece)) continue;
+      uint64_t c;
+      int32_t t;
+      const bool whole = rows_->Read(piece, page, slot % kPageTokens, slot, &c, &t);
+      // Lost with a step or a load that failed; so is this sequence, and its drafts mean nothing.
+      if (c == kLostChain && t == kLostToken) return;
+      if (whole && NextInChain(c, token) == chain) {
+        if (piece + 1 == rows_->pieces() || !IsDraftPiece(piece + 1)) chain = c, token = t;
+        continue;
+      }
+      journal_->Violation("drafting at {}: slot {} of {} holds {}", seq.start, slot, seq.slot.value,
+                          whole ? "another sequence's draft row, or a rejected one" : "no draft row");
+      return;
+    }
+  }
+  journal_->Cover("draft_rows_read", seq.start);
 }
 
 const float* SimDraftLayer::DraftLogits(std::span<const int32_t> rows) {

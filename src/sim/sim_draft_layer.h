@@ -35,6 +35,8 @@ class SimDraftLayer final : public DraftLayer {
 
  private:
   void Write(PageId page, int64_t slot, uint64_t chain, int32_t token);
+  // Reads what a draft row with this chain and token stands on.
+  void ReadBack(const BatchSeq& seq, std::span<const PageId> pages, uint64_t chain, int32_t token);
 
   const FingerprintRows* rows_;
   Journal* journal_;

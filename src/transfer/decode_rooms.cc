@@ -2,6 +2,8 @@
 
 #include <map>
 
+#include "base/plant.h"
+
 namespace sluice::transfer {
 
 DecodeRooms::DecodeRooms(const KvLayout& layout, const RoomOptions& options)
@@ -88,6 +90,7 @@ void DecodeRooms::OnFrame(PeerId peer, const ControlMessage& message, Nanos now)
     End(complete->room, OkStatus(), now);
   } else if (const auto* failed = std::get_if<Failed>(&message)) {
     // The sender may still have writes under way: only its ABORT_ACK says that they are drained.
+    if (Planted(Plant::kLateFailed) && !rooms_.contains(failed->room)) rooms_[failed->room].peer = peer;
     if (Room* room = find(failed->room); room != nullptr)
       Fail(failed->room, *room,
            Unavailable("room {}: prefill failed in its {} phase: {}", failed->room, failed->phase,
@@ -203,7 +206,7 @@ void DecodeRooms::Tick(Nanos now) {
          DeadlineExceeded("room {}: no sign of life of its prefill instance for {} s (waiting phase, 0 of {} "
                           "pages confirmed)",
                           id, options_.waiting_timeout / 1'000'000'000, room.pages),
-         false, now);
+         Planted(Plant::kFreeWithoutFence), now);
   }
   for (const PeerId peer : fence) {
     ++stats_.fences;

@@ -1,6 +1,7 @@
 #include "transfer/prefill_rooms.h"
 
 #include "base/check.h"
+#include "base/plant.h"
 
 namespace sluice::transfer {
 
@@ -56,7 +57,7 @@ void PrefillRooms::OnFrame(PeerId peer, const ControlMessage& message, Nanos now
 }
 
 void PrefillRooms::OnReserve(PeerId peer, const Reserve& reserve, Nanos now) {
-  if (reserve.epoch != options_.epoch) {
+  if (reserve.epoch != options_.epoch && !Planted(Plant::kEpochIgnored)) {
     ++stats_.late_frames;
     actions_.push_back(SendFrame{
         peer, Failed{reserve.room, "bootstrap",
@@ -117,6 +118,7 @@ void PrefillRooms::OnAbort(PeerId peer, const Abort& abort, Nanos now) {
   if (it == rooms_.end()) {
     // Never heard of, or ended: nothing of ours writes there, and nothing will.
     tombstones_.try_emplace(abort.room, now + options_.tombstone);
+    if (Planted(Plant::kAckLost)) return;
     actions_.push_back(SendFrame{peer, AbortAck{abort.room}});
     return;
   }
@@ -155,6 +157,11 @@ void PrefillRooms::BeginForward(int64_t step, RoomId id, const Chunk& chunk, std
   context.room = id;
   context.chunk = chunk;
   context.moves = Moves(ChunkPages(chunk, room.first_page), room.first_page, source, room.destination, 1, -1);
+  if (Planted(Plant::kRelativeChunk))
+    for (PageMove& move : context.moves)
+      move.to = room.destination[size_t(move.ordinal - context.moves.front().ordinal)];
+  if (Planted(Plant::kSharedContext) && !forwards_[step].empty())
+    context.moves = forwards_[step].front().moves;
   context.enqueued.assign(layout_.latent_layers().size(), false);
   forwards_[step].push_back(std::move(context));
 }
@@ -163,7 +170,7 @@ void PrefillRooms::Enqueue(Context& context, Room& room, LogicalLayer layer) {
   const size_t at = layer_position_.at(layer.value);
   if (context.enqueued[at]) {
     ++stats_.repeated_hooks;
-    return;
+    if (!Planted(Plant::kRepeatedHooks)) return;
   }
   context.enqueued[at] = true;
   context.pending.push_back(layer);
@@ -181,7 +188,8 @@ void PrefillRooms::Flush(Context& context, Room& room) {
     room.counts[{uint8_t(KvComponent::kLatent), l.value}] += pages;
     if (layout_.IndexSlot(l).valid()) {
       bytes += layout_.index_page_bytes() * pages;
-      room.counts[{uint8_t(KvComponent::kIndex), l.value}] += pages;
+      const int32_t name = Planted(Plant::kPositionalLayers) ? layout_.IndexSlot(l).value : l.value;
+      room.counts[{uint8_t(KvComponent::kIndex), name}] += pages;
     }
   }
   const WriteId id = next_write_++;
@@ -215,7 +223,10 @@ void PrefillRooms::EndForward(int64_t step, const Status& status, Nanos now) {
     if (room.state == State::kSending && !status.ok()) {
       Fail(context.room, room, status, true, now);
     } else if (room.state == State::kSending) {
+      size_t left = layout_.latent_layers().size();
+      if (Planted(Plant::kCountedLayers) && options_.per_layer) --left;  // those that have hooks
       for (const LogicalLayer layer : layout_.latent_layers()) {
+        if (left-- == 0) break;
         if (context.enqueued[layer_position_.at(layer.value)]) continue;
         if (options_.per_layer) ++stats_.layers_sent_at_end;
         Enqueue(context, room, layer);
@@ -267,6 +278,9 @@ void PrefillRooms::MaybeFinish(RoomId id, Nanos now) {
   const auto it = rooms_.find(id);
   if (it == rooms_.end()) return;
   Room& room = it->second;
+  if (Planted(Plant::kAckBeforeDrain) && room.state == State::kDraining && room.abort_wanted &&
+      room.outstanding > 0)
+    actions_.push_back(SendFrame{room.peer, AbortAck{id}});
   if (room.outstanding > 0) return;
   if (room.state == State::kDraining) {
     if (room.forwards > 0)
@@ -278,6 +292,7 @@ void PrefillRooms::MaybeFinish(RoomId id, Nanos now) {
   }
   if (room.state != State::kSending || !room.last_chunk_sent || !room.has_aux) return;
   Complete complete{id, uint64_t(room.bytes), {}, std::move(room.aux), {}};
+  if (Planted(Plant::kMixedAux)) std::swap(complete.aux.cached_device, complete.aux.cached_host);
   for (const auto& [key, pages] : room.counts) complete.counts.push_back({key.first, key.second, pages});
   actions_.push_back(SendFrame{room.peer, std::move(complete)});
   ++stats_.rooms_completed;
@@ -287,7 +302,7 @@ void PrefillRooms::MaybeFinish(RoomId id, Nanos now) {
 void PrefillRooms::End(RoomId id, Room&, const Status& status, Nanos now) {
   actions_.push_back(RoomEnded{id, status});
   rooms_.erase(id);
-  tombstones_[id] = now + options_.tombstone;
+  if (!Planted(Plant::kNoTombstone)) tombstones_[id] = now + options_.tombstone;
 }
 
 void PrefillRooms::Tick(Nanos now) {

@@ -60,7 +60,8 @@ class EvalTest(unittest.TestCase):
                 lines = [json.loads(line) for line in f]
             self.assertEqual(len(lines), 4 * passes["cold"]["answers"])
             for line in lines:
-                self.assertEqual(set(line), {"pass", "id", "turn", "text", "output_ids", "logits_hash"})
+                self.assertEqual(set(line), {"pass", "id", "turn", "text", "finish", "prompt_tokens", "cached_tokens", "output_ids",
+                                             "logits_hash"})
             by_turn = {}
             for line in lines:
                 by_turn.setdefault((line["id"], line["turn"]), set()).add((line["text"], line["logits_hash"]))

@@ -79,7 +79,7 @@ def main():
     for w in wrong[:10]:
         print("WRONG", w)
     try:
-        c.check_idle(20)
+        c.check_idle(60)
         c.stop()
     except AssertionError as e:
         print("LEFT BEHIND", e)

@@ -119,7 +119,7 @@ class Cluster:
         for p in self.instances():
             call(p.url, "/flush_cache")
 
-    def check_idle(self, seconds=10):
+    def check_idle(self, seconds=30):
         """Within that time nothing is leased, queued or open anywhere."""
         until = time.time() + seconds
         while True:

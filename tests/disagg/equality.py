@@ -78,7 +78,7 @@ def main():
         shapes += [
             ("1P1D shm", {}),
             ("2P2D", dict(prefills=2, decodes=2)),
-            ("monolithic", dict(prefill=["--disaggregation-per-layer-transfer", "false"])),
+            ("monolithic", dict(prefill=["--no-disaggregation-per-layer-transfer"])),
             ("prefill CP 4, decode CP 1", dict(prefill=["--attn-cp-size", "4", "--tp", "4"])),
             ("prefill CP 1, decode CP 2", dict(decode=["--attn-cp-size", "2", "--tp", "2"])),
             ("fp8", dict(common=["--kv-cache-dtype", "fp8_e4m3"], prefill=["--attn-cp-size", "2", "--tp", "2"])),

@@ -165,7 +165,7 @@ def stop_and_go(c):
             expect(status in (502, 503, 504), (status, answer))
         side[0].send(signal.SIGCONT)
         asks[0].result()
-        c.check_idle(15)
+        c.check_idle()
         wait_for("an answer", lambda: call(c.url, "/health")[0] == 200 and call(c.url, "/generate", body(100, 4))[0] == 200)
         c.check_idle()
 

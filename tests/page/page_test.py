@@ -85,10 +85,11 @@ def test_chat_and_the_drawn_cache(server):
         server.wait_idle()
         # What is drawn is what the server says it has.
         b.until("now && now.running === 0 && now.nodes.every(n => n.lock === 0)")
-        server_says = server.info()["cache"]
-        b.until(f"now.tree_nodes === {server_says['nodes']}")
+        info = server.info()
+        server_says = info["cache"]
+        b.until(f"now.steps === {info['steps']} && now.tree_nodes === {server_says['nodes']}")
         drawn = b.js("now.nodes.map(n => n.pages).join('')")
-        assert sum(c in "01" for c in drawn) == server_says["device_pages"]["cached"] > 4
+        assert sum(c in "01" for c in drawn) == server_says["device_pages"]["cached"] > 2
         assert {"0", "1"} <= set(drawn)
         assert b.js("boxes.length") == server_says["nodes"]
         lanes = b.js("now.lanes")
@@ -109,9 +110,11 @@ def test_a_running_request_lights_up_and_can_be_stopped(server):
     with Browser() as b:
         b.open(server.url + "/")
         b.until("document.querySelector('#live').classList.contains('on')")
+        # An answer that does not end by itself.
+        b.js("(() => { const real = fetch; window.fetch = (u, o) => real(u, o && o.body ? {...o, body: JSON.stringify("
+             "{...JSON.parse(o.body), ignore_eos: true, max_tokens: 9000})} : o); })()")
         b.js("document.querySelector('#input').focus()")
-        b.type(PROMPT + "Count from 1 to 1000.")
-        b.js("document.querySelector('#temperature').value = 1.9; document.querySelector('#max-tokens').value = 8000")
+        b.type(PROMPT)
         b.key("Enter", text="\r")
         b.until("now && now.requests.length === 1 && now.requests[0].output > 0", 30)
         b.until("lit.size > 0 || now.running === 0", 30)
@@ -159,11 +162,11 @@ def test_it_can_be_used_and_read(server):
 def test_text_is_never_read_as_html(server):
     with Browser() as b:
         b.open(server.url + "/")
-        evil = "<img src=x onerror=alert(1)><script>window.hit=1</script>"
+        evil = "<img src=x onerror=alert(1)><script>window.evilRan=1</script>"
         b.js(f"(() => {{ const d = document.createElement('div'); markdown(d, {json.dumps('a ' + evil + ' `' + evil + '` **' + evil + '**' + chr(10) * 2 + '- ' + evil + chr(10) * 2 + '```' + chr(10) + evil + chr(10) + '```')});"
              " document.body.append(d); window.made = [...d.querySelectorAll('*')].map(e => e.tagName); })()")
         assert set(b.js("window.made")) <= {"P", "CODE", "STRONG", "UL", "LI", "PRE"}
-        assert b.js("window.hit === undefined")
+        assert b.js("window.evilRan === undefined")
 
 
 def test_a_key_is_asked_for():

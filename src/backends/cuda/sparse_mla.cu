@@ -1,8 +1,8 @@
 // MLA of up to 64 heads over chosen latent rows of 512 + 64 values, stored as fp8 or bf16. One block is one
-// batch row, or one part of its list. Three warpgroups: one gathers rows and turns them into bf16 tiles (64
-// rows, double buffered), two multiply. The multiplying groups each score 32 of a block's 64 keys, exchange
-// maxima and probabilities through shared memory, and each keep 256 of the 512 output columns of all 64 heads
-// in registers.
+// batch row, or one part of its list. One or two warpgroups gather rows and turn them into bf16 tiles (64
+// rows, double buffered), two more multiply. The multiplying groups each score 32 of a block's 64 keys,
+// exchange maxima and probabilities through shared memory, and each keep 256 of the 512 output columns of all
+// 64 heads in registers.
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/wgmma.cuh"
 
@@ -13,14 +13,18 @@ constexpr int kHeads = 64, kLora = 512, kDim = 576, kTiles = kDim / 64, kKeys = 
 constexpr int kTileBytes = 64 * 128;
 constexpr int kQ = 0, kK = kTiles * kTileBytes, kP = 3 * kTiles * kTileBytes, kMisc = kP + kTileBytes;
 constexpr int kBytes = kMisc + 1024;
+// Turning fp8 into bf16 takes two gathering groups, which leaves fewer registers to the multiplying ones.
+template <bool kFp8>
+constexpr int kProducers = kFp8 ? 2 : 1;
 constexpr int kFp8Row = kLora + 16 + 128, kBF16Row = kDim * 2;
 
 __device__ __forceinline__ void ConsumerBarrier() { asm volatile("bar.sync 1, 256;\n" ::: "memory"); }
 
-// Four e4m3 values times a scale as bf16, rounded once: the scale comes as the sum of two bf16 (both times 2^120, which makes
-// up for moving an e4m3's bits into a bf16's exponent and mantissa), and the small part goes first.
-__device__ __forceinline__ void Dequantise(uint32_t v, __nv_bfloat162 large, __nv_bfloat162 small, uint32_t& lo,
-                                           uint32_t& hi) {
+// Four e4m3 values times a scale as bf16, rounded once: the scale comes as the sum of two bf16 (both times
+// 2^120, which makes up for moving an e4m3's bits into a bf16's exponent and mantissa), and the small part
+// goes first.
+__device__ __forceinline__ void Dequantise(uint32_t v, __nv_bfloat162 large, __nv_bfloat162 small,
+                                           uint32_t& lo, uint32_t& hi) {
   const auto pair = [&](uint32_t x) {
     const uint32_t bits = (x & 0x80008000u) | ((x & 0x7f007f00u) >> 4);
     const __nv_bfloat162 e = *reinterpret_cast<const __nv_bfloat162*>(&bits);
@@ -31,12 +35,13 @@ __device__ __forceinline__ void Dequantise(uint32_t v, __nv_bfloat162 large, __n
   hi = pair(__byte_perm(v, 0, 0x3424));
 }
 
-// Gathers the blocks in turn. Positions are read two blocks ahead and turned into addresses one block
+// Gathers the blocks of one buffer. Positions are read two blocks ahead and turned into addresses one block
 // ahead, so that the chain position > page > row is never waited for in one piece; lane l of a warp holds the
 // address of its row l % 16.
 template <bool kFp8>
 __device__ __forceinline__ void Produce(const Attend& a, unsigned char* smem, uint32_t full, uint32_t empty,
-                                        int r, int seq, int begin, int end) {
+                                        int producer, int r, int seq, int begin, int end) {
+  constexpr int kStep = kProducers<kFp8>;
   const int t = threadIdx.x & 127, warp = t >> 5, lane = t & 31, piece = lane & 7;
   const int blocks = (end - begin + kKeys - 1) / kKeys;
   const int32_t* pages = a.seqs.pages + a.seqs.page_begin[seq];
@@ -51,48 +56,52 @@ __device__ __forceinline__ void Produce(const Attend& a, unsigned char* smem, ui
     return reinterpret_cast<uint64_t>(PageAddress(a.slab, __ldg(pages + (slot >> 6)))) +
            uint64_t(slot & 63) * (kFp8 ? kFp8Row : kBF16Row);
   };
-  uint64_t rows = address_of(position_of(0));
-  int next_position = position_of(1);
+  uint64_t rows = address_of(position_of(producer));
+  int next_position = position_of(producer + kStep);
   if constexpr (kFp8) {
-    // A whole block of raw rows is on its way while the one before is converted.
-    uint4 v[4][5];
-    float scale[4];  // of tile `piece` % 4
-    const auto fetch = [&](uint64_t addresses, int i) {
+    uint4 v[2][5];
+    float scale[2];  // of tile `piece` % 4
+    const auto fetch = [&](uint64_t addresses, int i, uint4(&x)[5], float& s) {
       const auto* row = reinterpret_cast<const uint4*>(__shfl_sync(~0u, addresses, i * 4 + (lane >> 3)));
       if (row == nullptr) {
 #pragma unroll
-        for (int j = 0; j < 5; ++j) v[i][j] = make_uint4(0, 0, 0, 0);
-        scale[i] = 0;
+        for (int j = 0; j < 5; ++j) x[j] = make_uint4(0, 0, 0, 0);
+        s = 0;
         return;
       }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) v[i][j] = __ldg(row + j * 8 + piece);
-      v[i][4] = __ldg(row + (kLora + 16) / 16 + piece);
-      scale[i] = __ldg(reinterpret_cast<const float*>(row + kLora / 16) + (piece & 3));
+      for (int j = 0; j < 4; ++j) x[j] = __ldg(row + j * 8 + piece);
+      x[4] = __ldg(row + (kLora + 16) / 16 + piece);
+      s = __ldg(reinterpret_cast<const float*>(row + kLora / 16) + (piece & 3));
     };
-#pragma unroll
-    for (int i = 0; i < 4; ++i) fetch(rows, i);
-    for (int b = 0; b < blocks; ++b) {
-      rows = address_of(next_position);
-      next_position = position_of(b + 2);
+    fetch(rows, 0, v[0], scale[0]);
+    for (int b = producer; b < blocks; b += kStep) {
+      const uint64_t next_rows = address_of(next_position);
+      next_position = position_of(b + 2 * kStep);
       const int stage = b & 1;
       unsigned char* buffer = smem + kK + stage * kTiles * kTileBytes;
       BarrierWait(empty + 8 * stage, (b >> 1 & 1) ^ 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if (i < 3) {
+          fetch(rows, i + 1, v[(i + 1) & 1], scale[(i + 1) & 1]);
+        } else {
+          fetch(next_rows, 0, v[0], scale[0]);
+        }
+        const uint4(&x)[5] = v[i & 1];
         const int row = warp * 16 + i * 4 + (lane >> 3);
         unsigned char* out = buffer + row * 128;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float f = __shfl_sync(~0u, scale[i], (lane & 24) + j) * 0x1p120f;
+          const float f = __shfl_sync(~0u, scale[i & 1], (lane & 24) + j) * 0x1p120f;
           const __nv_bfloat16 large = __float2bfloat16_rn(f);
           const __nv_bfloat162 large2 = __bfloat162bfloat162(large),
                                small2 = __float2bfloat162_rn(f - __bfloat162float(large));
           uint4 lo, hi;
-          Dequantise(v[i][j].x, large2, small2, lo.x, lo.y);
-          Dequantise(v[i][j].y, large2, small2, lo.z, lo.w);
-          Dequantise(v[i][j].z, large2, small2, hi.x, hi.y);
-          Dequantise(v[i][j].w, large2, small2, hi.z, hi.w);
+          Dequantise(x[j].x, large2, small2, lo.x, lo.y);
+          Dequantise(x[j].y, large2, small2, lo.z, lo.w);
+          Dequantise(x[j].z, large2, small2, hi.x, hi.y);
+          Dequantise(x[j].w, large2, small2, hi.z, hi.w);
           // Values 16 * piece ..: half a tile row each for pieces 0-3 and 4-7, which write in opposite order
           // so that eight threads never meet in a bank.
           unsigned char* tile = out + (j * 2 + (piece >> 2)) * kTileBytes;
@@ -100,16 +109,16 @@ __device__ __forceinline__ void Produce(const Attend& a, unsigned char* smem, ui
           *reinterpret_cast<uint4*>(tile + (((p0 + second) ^ (row & 7)) << 4)) = second ? hi : lo;
           *reinterpret_cast<uint4*>(tile + (((p0 + (second ^ 1)) ^ (row & 7)) << 4)) = second ? lo : hi;
         }
-        *reinterpret_cast<uint4*>(out + 8 * kTileBytes + ((piece ^ (row & 7)) << 4)) = v[i][4];
-        fetch(rows, i);
+        *reinterpret_cast<uint4*>(out + 8 * kTileBytes + ((piece ^ (row & 7)) << 4)) = x[4];
       }
+      rows = next_rows;
       FenceAsyncShared();
       BarrierArrive(full + 8 * stage);
     }
   } else {
-    for (int b = 0; b < blocks; ++b) {
+    for (int b = producer; b < blocks; b += kStep) {
       const uint64_t next_rows = address_of(next_position);
-      next_position = position_of(b + 2);
+      next_position = position_of(b + 2 * kStep);
       const int stage = b & 1;
       unsigned char* buffer = smem + kK + stage * kTiles * kTileBytes;
       BarrierWait(empty + 8 * stage, (b >> 1 & 1) ^ 1);
@@ -261,7 +270,8 @@ __device__ __forceinline__ void Multiply(const Attend& a, unsigned char* smem, f
 }
 
 template <bool kFp8>
-__global__ void __launch_bounds__(384, 1) SparseMlaKernel(const __grid_constant__ Attend a) {
+__global__ void __launch_bounds__(256 + 128 * kProducers<kFp8>, 1)
+    SparseMlaKernel(const __grid_constant__ Attend a) {
   extern __shared__ __align__(1024) unsigned char smem[];
   float* exchange = reinterpret_cast<float*>(smem + kMisc);  // [2][64]
   const uint32_t base = SharedAddress(smem), full = base + kMisc + 512, empty = full + 16;
@@ -279,7 +289,7 @@ __global__ void __launch_bounds__(384, 1) SparseMlaKernel(const __grid_constant_
     FenceBarrierInit();
   }
   const auto* q = static_cast<const uint4*>(a.q) + int64_t(r) * a.heads * (kDim / 8);
-  for (int i = t; i < kHeads * kDim / 8; i += 384) {
+  for (int i = t; i < kHeads * kDim / 8; i += 256 + 128 * kProducers<kFp8>) {
     const int h = i / (kDim / 8), p = i % (kDim / 8);
     const uint4 v = h < a.heads ? __ldg(q + i) : make_uint4(0, 0, 0, 0);
     *reinterpret_cast<uint4*>(smem + kQ + (p >> 3) * kTileBytes + h * 128 + (((p & 7) ^ (h & 7)) << 4)) = v;
@@ -287,10 +297,10 @@ __global__ void __launch_bounds__(384, 1) SparseMlaKernel(const __grid_constant_
   FenceAsyncShared();
   __syncthreads();
   if (group >= 2) {
-    RegistersDown<120>();
-    if (begin < end) Produce<kFp8>(a, smem, full, empty, r, seq, begin, end);
+    RegistersDown<kFp8 ? 88 : 104>();
+    if (begin < end) Produce<kFp8>(a, smem, full, empty, group - 2, r, seq, begin, end);
   } else {
-    RegistersUp<192>();
+    RegistersUp<kFp8 ? 168 : 200>();
     Multiply(a, smem, exchange, base, full, empty, group, r, part, n, begin, end);
   }
 }
@@ -331,7 +341,8 @@ void Launch(cudaStream_t s, const Attend& a) {
   static const cudaError_t sized =
       cudaFuncSetAttribute(SparseMlaKernel<kFp8>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (sized != cudaSuccess) return;
-  SparseMlaKernel<kFp8><<<dim3(unsigned(a.seqs.rows), unsigned(a.splits)), 384, kBytes, s>>>(a);
+  SparseMlaKernel<kFp8>
+      <<<dim3(unsigned(a.seqs.rows), unsigned(a.splits)), 256 + 128 * kProducers<kFp8>, kBytes, s>>>(a);
   if (a.splits > 1) MergeKernel<<<dim3(unsigned(a.seqs.rows), unsigned(a.heads)), 128, 0, s>>>(a);
 }
 
