@@ -15,7 +15,7 @@ namespace sluice::testing {
 // n tokens that differ in every page when `salt` does.
 inline std::vector<int32_t> Prompt(int64_t n, int32_t salt = 0) {
   std::vector<int32_t> t(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) t[size_t(i)] = int32_t(i * 7 + salt * 100003);
+  for (int64_t i = 0; i < n; ++i) t[size_t(i)] = int32_t(i * 7 + salt * int64_t{100003});
   return t;
 }
 
