@@ -1,5 +1,5 @@
 # Short names for the usual commands; scripts/ and CMakePresets.json hold what they do.
-.PHONY: serve test bench simulate cache-passes chaos format lint asan tsan fuzz clean
+.PHONY: serve test bench simulate cache-passes range chaos format lint asan tsan fuzz clean
 
 serve:
 	scripts/serve.sh $(ARGS)
@@ -23,6 +23,11 @@ simulate:
 cache-passes:
 	scripts/build.sh release sluice
 	tests/cache/passes.py build/release/bin/sluice models/ledger-28m-fp8 tests/data/eval/ledger_qa.jsonl $(ARGS)
+
+# Every chunk size from 64 to 4096 with 1 to 32 running requests, bf16 and fp8 KV: the same logits bits.
+range:
+	scripts/build.sh release engine_range_test
+	build/release/tests/engine/engine_range_test --gtest_filter='*AllChunk*'
 
 # Kills, stops and restarts prefill and decode instances under load for ten minutes.
 chaos:

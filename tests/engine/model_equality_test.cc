@@ -1,6 +1,5 @@
 // Real checkpoints: tokens and logits bits do not depend on chunks, neighbours, depth, threads, retraction or
 // the cache.
-#include <cstdlib>
 
 #include "base/random.h"
 #include "model_world.h"
@@ -200,9 +199,8 @@ TEST(ReferenceModel, ChunksAndNeighboursChangeNoBit) {
   }
 }
 
-// The whole range, minutes long: run by hand with SLUICE_LONG_TESTS=1.
+#ifdef SLUICE_WHOLE_RANGE  // minutes long: the program engine_range_test (`make range`)
 TEST(ReferenceModel, AllChunkSizesAndBatchesChangeNoBit) {
-  if (std::getenv("SLUICE_LONG_TESTS") == nullptr) GTEST_SKIP() << "set SLUICE_LONG_TESTS=1";
   ModelWorld world(kLedger, DType::kBF16);
   std::vector<int64_t> prompts{4500};
   SeededStream random(3);
@@ -224,6 +222,7 @@ TEST(ReferenceModel, AllChunkSizesAndBatchesChangeNoBit) {
     }
   }
 }
+#endif
 
 }  // namespace
 }  // namespace sluice
