@@ -20,6 +20,8 @@ void Scheduler::Commit(const StepResult& result) {
   if (result.status.ok() && !load_failed) {
     for (size_t i = 0; i < step.parts.size(); ++i) {
       const Part& part = step.parts[i];
+      if (i + 4 < step.parts.size()) PrefetchSequence(step.parts[i + 4].seq);
+      if (i + 2 < step.parts.size()) PrefetchLists(*step.parts[i + 2].seq);
       ++part.seq->in_flight;  // its pages stay until its forks have looked at them
       CommitPart(part, result);
       for (int32_t f = 0; f < part.forks; ++f) CommitFork(part.seq, step.parts[++i], result);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -153,7 +154,10 @@ void Scheduler::AppendRows(Sequence* s, int32_t rows, int32_t verify, int32_t dr
   seq.num_pages = int32_t(CeilDiv(end + draft_next + (seq.next_token >= 0 ? 1 : 0), kPageTokens));
   SLUICE_CHECK(size_t(seq.num_pages) <= s->kv.pages.size(), "pages {} of {}", seq.num_pages,
                s->kv.pages.size());
-  batch->pages.insert(batch->pages.end(), s->kv.pages.begin(), s->kv.pages.begin() + seq.num_pages);
+  // Not insert(): it copies these ids one by one, and long contexts make this list the most of a step's work.
+  batch->pages.resize(size_t(seq.page_begin) + size_t(seq.num_pages));
+  std::memcpy(batch->pages.data() + seq.page_begin, s->kv.pages.data(),
+              size_t(seq.num_pages) * sizeof(PageId));
   if (Planted(Plant::kGlobalPageInverse)) {
     const auto first = std::find(batch->pages.begin(), batch->pages.end(), s->kv.pages[0]);
     seq.page_begin = int32_t(first - batch->pages.begin());
@@ -265,6 +269,8 @@ void Scheduler::PlanDecodes(ForwardBatch* batch, Step* step) {
   if (speculates()) draft_control_.BeginStep(running());
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* s = running_[i];
+    if (i + 4 < running_.size()) PrefetchSequence(running_[i + 4]);
+    if (i + 2 < running_.size()) PrefetchLists(*running_[i + 2]);
     if (s->state != SeqState::kRunning || !s->decoding()) continue;
     if (s->length() - s->group->prompt_len() >= s->group->max_new)
       continue;  // its last token is being sampled
