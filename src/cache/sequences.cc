@@ -397,7 +397,7 @@ void KvCacheImpl::Commit(SequenceKv* seq, std::span<const int32_t> tokens, int64
     RadixNode* child = tree_.FindChild(node, key.From(at), &common);
     if (child == nullptr) {
       const bool mine = !node->is_root() && node->children == 0 && node->lock == (node == seq->node ? 1 : 0);
-      if (mine) {
+      if (mine && tree_.GrowsCheaply(*node, full - at)) {
         tree_.Extend(node, key.From(at));
       } else {
         node = tree_.AddChild(node, key.From(at));

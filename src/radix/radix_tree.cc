@@ -173,6 +173,11 @@ RadixNode* RadixTree::AddChild(RadixNode* parent, RadixKey key) {
   return n;
 }
 
+bool RadixTree::GrowsCheaply(const RadixNode& node, int64_t pages) const {
+  constexpr int64_t kMovedPagesMax = 32;  // 8 KiB of tokens
+  return node.pages + pages <= std::max<int64_t>(node.capacity, kMovedPagesMax);
+}
+
 void RadixTree::Extend(RadixNode* node, RadixKey key) {
   SLUICE_CHECK(!node->is_root() && node->children == 0, "node {} has {} children", node->id, node->children);
   const int32_t want = node->pages + int32_t(key.pages());

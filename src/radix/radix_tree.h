@@ -64,6 +64,9 @@ class RadixTree {
   // A new child with its own copy of the key; no residency yet. REQUIRES that no child has the key's first
   // page.
   RadixNode* AddChild(RadixNode* parent, RadixKey key);
+  // Whether `pages` more fit into the node's block, or the block is so small that moving it costs nothing.
+  // Else a child is the better place: a long prompt that comes in chunks would be copied with each.
+  bool GrowsCheaply(const RadixNode& node, int64_t pages) const;
   // Appends pages in place. REQUIRES a node without children.
   void Extend(RadixNode* node, RadixKey key);
   // Cuts [0, pages) into a new parent; `node` keeps its identity, its holds and the rest. Returns the new
