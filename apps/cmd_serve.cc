@@ -110,15 +110,22 @@ Status ChooseParsers(const ServerConfig& config, const std::string& architecture
   return OkStatus();
 }
 
-Status Serve(const ServerConfig& config) {
+// What is wrong with flags, port or tokenizer is said before the weights are read, which may take minutes.
+StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer(const ServerConfig& config) {
+  RETURN_IF_ERROR(HttpServer::CanListen({.host = config.host, .port = uint16_t(config.port)}));
+  ASSIGN_OR_RETURN(const std::string folder, ResolveModelFolder(config));
+  return Tokenizer::Load(config.tokenizer_path.empty() ? folder : config.tokenizer_path);
+}
+
+Status Serve(const ServerConfig& config, std::unique_ptr<LeaveOnSignal> starting) {
   SteadyClock clock;
   SetUpLog(config.log_level);
   ASSIGN_OR_RETURN(Origins origins, Origins::Parse(config.cors_origins));
   for (const std::string& line : config.notices) spdlog::info("{}", line);
+  ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, LoadTokenizer(config));
   ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, LoadModel(config));
   for (const std::string& line : model->notices) spdlog::info("{}", line);
   const std::string text_folder = config.tokenizer_path.empty() ? model->folder : config.tokenizer_path;
-  ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, Tokenizer::Load(text_folder));
   std::shared_ptr<const ChatTemplate> chat_template;
   if (auto loaded = ChatTemplate::Load(text_folder); loaded.ok()) {
     chat_template = *std::move(loaded);
@@ -162,8 +169,10 @@ Status Serve(const ServerConfig& config) {
   ASSIGN_OR_RETURN(
       std::unique_ptr<AppServer> server,
       AppServer::Start(std::move(options), stack->engine.get(), tokenizer, chat_template, &clock));
-  std::cout << "sluice is ready: " << model->name << " at http://" << config.host << ":" << server->port()
-            << std::endl;
+  const bool ipv6 = config.host.find(':') != std::string::npos;
+  std::cout << "sluice is ready: " << model->name << " at http://" << (ipv6 ? "[" : "") << config.host
+            << (ipv6 ? "]" : "") << ":" << server->port() << std::endl;
+  starting.reset();
   ServeUntilSignal(server.get(), stack->engine.get(), &clock, config.shutdown_timeout_s);
   server.reset();
   stack.reset();
@@ -175,13 +184,14 @@ Status Serve(const ServerConfig& config) {
 
 int RunServe(const std::vector<std::string>& args) {
   BlockShutdownSignals();
+  auto starting = std::make_unique<LeaveOnSignal>();
   auto line = ParseCommandLine(args, kSyntax);
   if (!line.ok()) return FailWith("serve", line.status());
   if (line->help) {
     std::cout << HelpText(kSyntax);
     return kExitOk;
   }
-  const Status status = Serve(line->server);
+  const Status status = Serve(line->server, std::move(starting));
   if (!status.ok()) return FailWith("serve", status);
   return kExitOk;
 }

@@ -144,7 +144,7 @@ void ReadSampling(FieldReader& f, const ApiLimits& limits, const SamplingDefault
   f.Int32("top_k", -1, std::numeric_limits<int32_t>::max(), &s.top_k);
   if (s.top_k == 0) s.top_k = -1;
   f.Float("min_p", 0, 1, &s.min_p);
-  f.Float("repetition_penalty", 0, 2, &s.repetition_penalty, /*exclusive_low=*/true);
+  f.Float("repetition_penalty", 0.01, 2, &s.repetition_penalty);  // its powers stay far from infinity
   f.Float("presence_penalty", -2, 2, &s.presence_penalty);
   f.Float("frequency_penalty", -2, 2, &s.frequency_penalty);
   f.Int32("n", 1, limits.n_max, &s.n);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 
 #include "api/parse_options.h"
@@ -133,7 +134,13 @@ std::optional<ApiError> ParseNative(std::string_view body, const ApiLimits& limi
             break;
           }
           rids.emplace_back(name);
+          if (const auto twin = std::find(rids.begin(), rids.end() - 1, rids.back());
+              twin != rids.end() - 1) {
+            f.Fail("rid", fmt::format("{} names two inputs; give each a name of its own", Shown(e)));
+            break;
+          }
         }
+        out->named_each = true;
       }
     }
     if (!listed) {

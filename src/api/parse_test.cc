@@ -112,6 +112,7 @@ TEST(SamplingTest, RangesHoldAndNameTheField) {
       {R"("min_p":1.5)", "min_p"},
       {R"("top_k":-2)", "top_k"},
       {R"("repetition_penalty":0)", "repetition_penalty"},
+      {R"("repetition_penalty":1e-300)", "repetition_penalty"},
       {R"("presence_penalty":2.1)", "presence_penalty"},
       {R"("n":0)", "n: 0 is out of range; send an integer from 1 to 128"},
       {R"("n":5000000)", "n: 5000000"},

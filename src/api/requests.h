@@ -99,6 +99,7 @@ struct CompletionRequest {
 struct NativeRequest {  // POST /generate
   std::vector<PromptInput> inputs;
   bool batch = false;                      // the input was a list: the answer is one too
+  bool named_each = false;                 // rid was a list
   std::vector<GenerationOptions> options;  // one per input
   bool return_logprob = false;
   int32_t logprob_start = -1;  // -1: no prompt logprobs

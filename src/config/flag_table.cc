@@ -120,7 +120,7 @@ constexpr FlagSpec kFlags[] = {
     {.names = "--max-running-requests", .group = kMemory, .type = kInt, .metavar = "N", .help = "Sequences in one step.",
      .target = &S::max_running_requests, .min = 1, .max = 65536},
     {.names = "--max-queued-requests", .group = kMemory, .type = kInt, .metavar = "N",
-     .help = "Requests that may wait; the next one is answered 503.", .target = &S::max_queued_requests, .min = 0,
+     .help = "Requests that may wait beyond those that --max-running-requests lets run; the next is answered 503.", .target = &S::max_queued_requests, .min = 0,
      .max = 1 << 24},
     {.names = "--max-total-tokens", .group = kMemory, .type = kInt, .metavar = "TOKENS",
      .help = "Tokens that the device cache holds. 0: from --mem-fraction-static.", .target = &S::max_total_tokens, .min = 0},

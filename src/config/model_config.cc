@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/regular_file.h"
 #include "config/index_schedule.h"
 #include "config/json_fields.h"
 #include "config/rope_config.h"
@@ -297,6 +298,7 @@ Status AddStopTokens(const JsonFields& f, std::vector<int32_t>& ids) {
 }
 
 StatusOr<std::string> ReadFile(const std::string& path) {
+  RETURN_IF_ERROR(CheckRegularFile(path));
   std::ifstream in(path, std::ios::binary);
   if (!in)
     return NotFound("{}: cannot be opened; give a folder with config.json and safetensors files", path);

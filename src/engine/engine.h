@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,6 +71,8 @@ class Engine {
   // These two return at once; the work ends before the next step is planned. Unknown names are nothing to do.
   // Nobody waits for the answer any more: as Abort.
   virtual void AbortSoon(std::string rid) { Abort(rid); }
+  // Requests that run or wait at most at once; more in one call can never succeed.
+  virtual int64_t RequestsMax() const { return std::numeric_limits<int64_t>::max(); }
   // A stop string ended this choice on the text side: its final event is kStop, the other choices go on.
   virtual void FinishSoon(std::string /*rid*/, int32_t /*choice*/) {}
   // False (and no change) when requests run or wait.

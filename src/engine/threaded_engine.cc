@@ -39,6 +39,7 @@ class ThreadedEngine final : public Engine {
       : options_(options),
         keep_alive_(std::move(parts.keep_alive)),
         clock_(clock),
+        places_(options.loop.scheduler.max_running),
         role_(SetWake(std::move(parts.role))),
         executor_(std::move(parts.runner), [this] { Wake(); }),
         loop_(options.loop, std::move(parts.cache), &executor_, clock, role_.get()),
@@ -59,10 +60,12 @@ class ThreadedEngine final : public Engine {
     {
       std::lock_guard lock(mutex_);
       if (draining_) return Unavailable("the server is shutting down; send the request to another one");
-      if (int64_t(inbox_.size()) + waiting_ >= options_.max_queued) {
+      // Who will take a free place is no queue: running and waiting ones together are bounded.
+      const int64_t queued = int64_t(inbox_.size()) + waiting_ - places_;
+      if (queued >= options_.max_queued) {
         ++rejected_;
         return Exhausted("queue: {} requests wait already (--max-queued-requests {}); try again later",
-                         int64_t(inbox_.size()) + waiting_, options_.max_queued);
+                         queued, options_.max_queued);
       }
       inbox_.push_back(std::move(request));
     }
@@ -77,8 +80,10 @@ class ThreadedEngine final : public Engine {
   }
 
   void AbortSoon(std::string rid) override {
-    Post([this, rid = std::move(rid)] { loop_.Abort(rid, Aborted("the client is gone")); });
+    Post([this, rid = std::move(rid)] { loop_.Abort(rid, Aborted("the request was aborted")); });
   }
+
+  int64_t RequestsMax() const override { return options_.max_queued + options_.loop.scheduler.max_running; }
 
   void FinishSoon(std::string rid, int32_t choice) override {
     Post([this, rid = std::move(rid), choice] { loop_.Finish(rid, choice); });
@@ -240,6 +245,7 @@ class ThreadedEngine final : public Engine {
       LogStatus();
       std::unique_lock lock(mutex_);
       waiting_ = loop_.scheduler().waiting_new();
+      places_ = std::max<int64_t>(0, options_.loop.scheduler.max_running - loop_.scheduler().running());
       idle_ = loop_.Idle() && inbox_.empty();
       if (idle_) drained_.notify_all();
       if (progress == StepLoop::Progress::kMoved) continue;
@@ -282,6 +288,7 @@ class ThreadedEngine final : public Engine {
   bool wake_flag_ = false, stop_ = false, draining_ = false, idle_ = true;
   Nanos drain_deadline_ = 0;
   int64_t waiting_ = 0, rejected_ = 0;
+  int64_t places_;  // of --max-running-requests that are free, when the engine last looked
   std::deque<Request> inbox_;
   std::deque<std::function<void()>> calls_;
 

@@ -14,7 +14,7 @@ namespace sluice {
 
 struct ThreadedEngineOptions {
   StepLoopOptions loop;
-  int64_t max_queued = 1024;      // requests accepted but not yet admitted
+  int64_t max_queued = 1024;      // requests that wait beyond the free places of max_running
   double status_interval_s = 30;  // of the status line while there is work; <= 0: none
 };
 

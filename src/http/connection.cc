@@ -60,6 +60,28 @@ HttpRequest ToRequest(const beast::http::request_header<>& head) {
   return request;
 }
 
+// What leaves in doubt where the request ends, or for whom it is: a proxy in front might read it otherwise,
+// so nothing after it is read (RFC 9112, 6.1 and 3.2).
+std::optional<std::pair<HttpError, std::string>> RefusedFraming(const HttpRequest& request, bool http10) {
+  int64_t hosts = 0, codings = 0, lengths = 0;
+  for (const auto& [name, value] : request.headers) {
+    hosts += name == "host";
+    lengths += name == "content-length";
+    if (name != "transfer-encoding") continue;
+    if (++codings > 1 || !beast::iequals(value, "chunked"))
+      return std::pair(HttpError::kUnknownCoding,
+                       fmt::format("transfer-encoding: only chunked is known here, "
+                                   "once and alone; send a Content-Length or chunked"));
+  }
+  if (codings > 0 && (lengths > 0 || http10))
+    return std::pair(
+        HttpError::kMalformed,
+        std::string("transfer-encoding: not together with content-length or HTTP/1.0; send one"));
+  if (hosts > 1 || (hosts == 0 && !http10))
+    return std::pair(HttpError::kMalformed, std::string("host: HTTP/1.1 needs this header exactly once"));
+  return std::nullopt;
+}
+
 class ExchangeHandle final : public HttpExchange {
  public:
   explicit ExchangeHandle(std::shared_ptr<ExchangeCore> core) : core_(std::move(core)) {}
@@ -420,6 +442,12 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
     if (ec) co_return false;
     buffer_.commit(n);
   }
+  // An empty line before a request is skipped (RFC 9112, 2.2).
+  for (int blank = 0; blank < 2 && buffer_.size() > 0; ++blank) {
+    const char c = *static_cast<const char*>(buffer_.data().data());
+    if (c != '\r' && c != '\n') break;
+    buffer_.consume(1);
+  }
   beast::http::request_parser<beast::http::string_body> parser;
   parser.header_limit(options.max_head_bytes);
   parser.body_limit(boost::none);  // checked below, after the handler has seen the head
@@ -440,6 +468,10 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
     }
   }
   HttpRequest request = ToRequest(parser.get());
+  if (auto refused = RefusedFraming(request, parser.get().version() < 11)) {
+    co_await Refuse(shared_->handler->ErrorResponse(refused->first, refused->second));
+    co_return false;
+  }
   HttpHeaders extra = shared_->handler->AnswerHeaders(request);
   const auto with_extra = [&extra](HttpResponse response) {
     response.headers.insert(response.headers.end(), extra.begin(), extra.end());

@@ -90,7 +90,7 @@ class TestHandler : public HttpHandler {
     }
   }
   HttpResponse ErrorResponse(HttpError error, std::string_view detail) override {
-    static constexpr int kStatus[] = {400, 431, 413, 408, 503, 503, 500};
+    static constexpr int kStatus[] = {400, 501, 431, 413, 408, 503, 503, 500};
     return {.status = kStatus[int(error)], .body = std::string(detail)};
   }
   std::shared_ptr<HttpExchange> Held() {
@@ -188,6 +188,43 @@ TEST_F(HttpServerTest, RefusesLargeHeadsAndNonsense) {
   bad.Send("hello\r\n\r\n");
   EXPECT_THAT(bad.ReadUntil("\r\n"), StartsWith("HTTP/1.1 400 "));
   EXPECT_EQ(handler_.handled, 0);
+}
+
+TEST_F(HttpServerTest, NothingIsReadAfterARequestWhoseEndIsInDoubt) {
+  const std::string next = "GET /echo HTTP/1.1\r\nHost: x\r\n\r\n";
+  for (const auto& [status, head] : std::vector<std::pair<int, std::string>>{
+           {501, "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"},
+           {501, "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, gzip\r\n\r\n"},
+           {501, "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\nContent-Length: 0\r\n\r\n"},
+           {501,
+            "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: identity\r\nTransfer-Encoding: "
+            "chunked\r\n\r\n"},
+           {400,
+            "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: "
+            "4\r\n\r\n0\r\n\r\n"},
+           {400, "POST /echo HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"},
+           {400, "GET /echo HTTP/1.1\r\n\r\n"},
+           {400, "GET /echo HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n"}}) {
+    RawClient c(port());
+    c.Send(head + next);
+    const std::string all = c.ReadAll();  // closed after one answer
+    EXPECT_THAT(all, StartsWith("HTTP/1.1 " + std::to_string(status))) << head;
+    EXPECT_EQ(all.find("HTTP/1.1 200"), all.npos) << head << all;
+  }
+  EXPECT_EQ(handler_.handled, 0);
+}
+
+TEST_F(HttpServerTest, SkipsAnEmptyLineBeforeARequest) {
+  RawClient c(port());
+  c.Send("\r\nGET /echo?a HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_THAT(c.ReadUntil("|a"), StartsWith("HTTP/1.1 200 "));
+}
+
+TEST_F(HttpServerTest, CanListenSaysSoWithoutKeepingThePort) {
+  HttpServerOptions free{.host = "127.0.0.1"};
+  EXPECT_TRUE(HttpServer::CanListen(free).ok());
+  free.port = port();
+  EXPECT_THAT(std::string(HttpServer::CanListen(free).message()), HasSubstr("in use"));
 }
 
 TEST_F(HttpServerTest, ChecksTheHeadBeforeTheBodyIsRead) {

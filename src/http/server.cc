@@ -58,7 +58,10 @@ class Server final : public HttpServer {
       return Unavailable("port {} on {} is in use; stop the other process or choose another --port",
                          options.port, options.host);
     }
-    if (ec) return Unavailable("cannot listen on {}:{}: {}", options.host, options.port, ec.message());
+    if (ec)
+      return Unavailable(
+          "cannot listen on --host {} --port {}: {}; use an address of this machine, 127.0.0.1 or 0.0.0.0",
+          options.host, options.port, ec.message());
     port_ = acceptor_->local_endpoint(ec).port();
     return OkStatus();
   }
@@ -166,6 +169,8 @@ class Server final : public HttpServer {
 };
 
 }  // namespace
+
+Status HttpServer::CanListen(const HttpServerOptions& options) { return Server(options, nullptr).Listen(); }
 
 StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpServerOptions& options,
                                                         HttpHandler* handler) {

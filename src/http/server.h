@@ -24,6 +24,7 @@ namespace sluice {
 
 enum class HttpError : uint8_t {
   kMalformed,           // 400: not HTTP
+  kUnknownCoding,       // 501: a transfer coding that nobody here can read
   kHeadTooLarge,        // 431
   kBodyTooLarge,        // 413
   kTimeout,             // 408: the client stopped sending in the middle of a request
@@ -98,6 +99,8 @@ class HttpServer {
   virtual ~HttpServer() = default;  // Stop(0) if it was not called
   // Listens and starts the threads. Unavailable names host, port and reason (port in use).
   static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpServerOptions& options, HttpHandler* handler);
+  // Whether Start could listen there now, so that a wrong --port is known before minutes of loading.
+  static Status CanListen(const HttpServerOptions& options);
   virtual uint16_t port() const = 0;
   virtual int64_t connections() const = 0;
   virtual double cpu_seconds() const = 0;  // of the I/O threads, while they run

@@ -521,6 +521,8 @@ std::optional<HttpResponse> Router::CheckHead(const HttpRequest&) { return std::
 HttpResponse Router::ErrorResponse(HttpError error, std::string_view detail) {
   const std::string text(detail);
   switch (error) {
+    case HttpError::kUnknownCoding:
+      return Refusal(501, text, "invalid_request_error", "bad_request");
     case HttpError::kMalformed:
       return Refusal(400, text, "invalid_request_error", "bad_request");
     case HttpError::kHeadTooLarge:

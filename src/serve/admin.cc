@@ -304,10 +304,10 @@ void AppServer::AbortRequests(HttpRequest& http, const std::shared_ptr<HttpExcha
       ++aborted;
     }
   } else if (auto generation = running_.Find(request.rid)) {
-    generation->Abort();
+    generation->Abort(request.rid);
     aborted = 1;
   } else {
-    engine_->AbortSoon(request.rid);  // one of several prompts of a request
+    aborted = engine_->Abort(request.rid) ? 1 : 0;  // one of several prompts of a request
   }
   std::string out;
   JsonWriter w(&out);

@@ -29,8 +29,8 @@ std::span<const AppServer::Route> AppServer::Routes() {
       {"/live", "GET", R::kNone, R::kKey, &AppServer::Live},
       {"/health", "GET", R::kNone, R::kOpen, &AppServer::Health},
       {"/health_generate", "GET", R::kNone, R::kKey, &AppServer::HealthGenerate},
-      {"/flush_cache", "GET POST", R::kNone, R::kAdmin, &AppServer::FlushCache, WorkLane::kControl},
-      {"/hicache/storage-backend", "GET PUT DELETE", R::kNone, R::kAdmin, &AppServer::Storage,
+      {"/flush_cache", "GET, POST", R::kNone, R::kAdmin, &AppServer::FlushCache, WorkLane::kControl},
+      {"/hicache/storage-backend", "GET, PUT, DELETE", R::kNone, R::kAdmin, &AppServer::Storage,
        WorkLane::kControl},
       {"/hicache/storage-backend/clear", "POST", R::kNone, R::kAdmin, &AppServer::ClearStorage,
        WorkLane::kControl},
@@ -106,11 +106,14 @@ HttpResponse AppServer::Unauthorized() const {
 HttpResponse AppServer::ErrorResponse(HttpError error, std::string_view detail) {
   const std::string text(detail);
   switch (error) {
+    case HttpError::kUnknownCoding:
     case HttpError::kMalformed:
     case HttpError::kHeadTooLarge:
       // Who cannot be read cannot be known either.
       if (key_.enabled()) return Unauthorized();
-      return Refusal({.http_status = error == HttpError::kMalformed ? 400 : 431,
+      return Refusal({.http_status = error == HttpError::kMalformed       ? 400
+                                     : error == HttpError::kUnknownCoding ? 501
+                                                                          : 431,
                       .message = text,
                       .code = "bad_request"});
     case HttpError::kBodyTooLarge:
@@ -138,6 +141,16 @@ std::optional<HttpResponse> AppServer::CheckHead(const HttpRequest& head) {
   return refusal;
 }
 
+// Whether `methods`, as in an Allow header, has the whole word.
+bool Lists(std::string_view methods, std::string_view method) {
+  while (!methods.empty()) {
+    const size_t comma = methods.find(", ");
+    if (methods.substr(0, comma) == method) return true;
+    methods = comma == methods.npos ? std::string_view() : methods.substr(comma + 2);
+  }
+  return false;
+}
+
 std::optional<HttpResponse> AppServer::CheckRoute(const HttpRequest& head) const {
   const Route* route = FindRoute(head.path);
   const bool admin = route != nullptr && route->access == Route::kAdmin;
@@ -154,13 +167,20 @@ std::optional<HttpResponse> AppServer::CheckRoute(const HttpRequest& head) const
   }
   const std::string_view method =
       head.method == "HEAD" ? std::string_view("GET") : std::string_view(head.method);
-  if (method.empty() || route->methods.find(method) == std::string_view::npos) {
+  if (!Lists(route->methods, method)) {
     HttpResponse response =
         Refusal({.http_status = 405,
                  .message = fmt::format("{} {}: use {}", Quoted(head.method), route->path, route->methods),
                  .code = "method_not_allowed"});
     response.headers.emplace_back("Allow", std::string(route->methods));
     return response;
+  }
+  if (const std::string_view coding = head.Header("content-encoding");
+      !coding.empty() && coding != "identity") {
+    return Refusal({.http_status = 415,
+                    .message = fmt::format("content-encoding: {} is not read here; send the body as it is",
+                                           Quoted(coding)),
+                    .code = "unsupported_encoding"});
   }
   // curl -d and many scripts send no JSON content type, which is fine; a page of another site could do so
   // too.

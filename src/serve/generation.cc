@@ -108,6 +108,16 @@ bool Generation::AnswerWithoutEngine(size_t prompt) const {
 }
 
 void Generation::Launch() {
+  if (const int64_t most = context_->engine->RequestsMax(); int64_t(spec_.prompts.size()) > most) {
+    finished_ = true;
+    return Reject(
+        context_, spec_.form, exchange_.get(),
+        {.message = fmt::format("prompt: {} prompts in one request, but this server runs and queues {} "
+                                "(--max-running-requests, --max-queued-requests); send fewer at once",
+                                spec_.prompts.size(), most),
+         .param = "prompt"},
+        "invalid");
+  }
   if (!context_->running->Add(spec_.meta.id, weak_from_this())) {
     finished_ = true;
     Reject(context_, spec_.form, exchange_.get(),
@@ -180,8 +190,10 @@ void Generation::Launch() {
   if (!mailbox_.empty() || gone_) ScheduleLocked();
 }
 
-void Generation::Abort() {
-  for (const GenerationPrompt& prompt : spec_.prompts) context_->engine->AbortSoon(prompt.rid);
+void Generation::Abort(std::string_view rid) {
+  for (const GenerationPrompt& prompt : spec_.prompts) {
+    if (rid.empty() || !spec_.own_names || prompt.rid == rid) context_->engine->AbortSoon(prompt.rid);
+  }
 }
 
 void Generation::Push(size_t prompt, OutputEvent event) {

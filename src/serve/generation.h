@@ -46,8 +46,9 @@ struct GenerationSpec {
   AnswerMeta meta;
   std::vector<GenerationPrompt> prompts;
   bool stream = false, include_usage = false, continuous_usage = false, cached_details = false;
-  bool batch = false;  // native: the answer is a list
-  bool echo = false;   // completions
+  bool batch = false;      // native: the answer is a list
+  bool own_names = false;  // native: the client named each prompt
+  bool echo = false;       // completions
   bool logprobs = false, top_logprobs = false;
   int32_t prompt_logprobs_from = -1;
   bool text_in_logprobs = false;   // native
@@ -92,8 +93,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // Submits everything, or answers with the error that prevents it (then nothing runs). Any thread but the
   // engine's.
   void Launch();
-  // By a client's /abort_request: the choices end as aborted and the answer says so.
-  void Abort();
+  // By a client's /abort_request: the choices end as aborted and the answer says so. Of prompts that have
+  // names of their own only the named one ends; "" is all.
+  void Abort(std::string_view rid = "");
   // An answer that no generation exists for: counts it and responds.
   static void Reject(GenerationContext* context, AnswerForm form, HttpExchange* exchange,
                      const ApiError& error, std::string_view reason);

@@ -29,6 +29,24 @@ void BlockShutdownSignals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
+LeaveOnSignal::LeaveOnSignal()
+    : thread_([this] {
+        const sigset_t set = ShutdownSignals();
+        while (!done_) {
+          const timespec wait{0, 20'000'000};
+          if (const int signal = sigtimedwait(&set, nullptr, &wait); signal > 0) {
+            spdlog::warn("signal {} during the start: leaving", signal);
+            spdlog::default_logger()->flush();
+            _exit(128 + signal);
+          }
+        }
+      }) {}
+
+LeaveOnSignal::~LeaveOnSignal() {
+  done_ = true;
+  thread_.join();
+}
+
 void ServeUntilSignal(AppServer* server, Engine* engine, const Clock* clock, double timeout_s) {
   const sigset_t set = ShutdownSignals();
   int signal = 0;

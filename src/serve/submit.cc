@@ -331,6 +331,7 @@ void AppServer::Generate(HttpRequest& http, const std::shared_ptr<HttpExchange>&
   }
   if (!error) {
     const GenerationOptions& first = spec.prompts[0].options;
+    spec.own_names = request.named_each;
     for (size_t p = 1; p < spec.prompts.size(); ++p) {
       if (spec.prompts[p].rid == first.rid)
         spec.prompts[p].rid.clear();  // one name for all: told apart by number

@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/regular_file.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
 #include "text/regex_splitter.h"
@@ -460,6 +461,7 @@ std::string BpeTokenizer::Decode(std::span<const int32_t> ids, bool skip_special
 }
 
 StatusOr<std::string> ReadFile(const std::string& path) {
+  RETURN_IF_ERROR(CheckRegularFile(path));
   std::ifstream in(path, std::ios::binary);
   if (!in) return NotFound("{}: cannot be opened", path);
   std::ostringstream content;

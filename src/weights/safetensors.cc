@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "absl/container/flat_hash_set.h"
+#include "base/regular_file.h"
 #include "simdjson.h"
 
 namespace sluice {
@@ -128,11 +129,12 @@ std::string ShapeString(const std::vector<int64_t>& shape) {
 
 StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
   std::unique_ptr<SafetensorsFile> file(new SafetensorsFile());
+  RETURN_IF_ERROR(CheckRegularFile(path));
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return NotFound("{}: cannot be opened: {}", path, std::strerror(errno));
   const FileCloser closer{fd};
   struct stat st {};
-  if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) return Invalid("{}: not a regular file", path);
+  if (fstat(fd, &st) != 0) return Unavailable("{}: cannot be read: {}", path, std::strerror(errno));
   if (st.st_size < 8)
     return Invalid("{}: {} bytes are too few for a safetensors file; it is cut short", path, st.st_size);
   void* map = mmap(nullptr, size_t(st.st_size), PROT_READ, MAP_PRIVATE, fd, 0);

@@ -448,6 +448,44 @@ TEST_F(ServeTest, AbortRequestEndsOneByName) {
   EXPECT_EQ(Post("/generate", {{"text", "x"}, {"rid", "mine"}}).status, 200);  // the name is free again
 }
 
+TEST_F(ServeTest, AbortByNameEndsOnePromptOfSeveralNamedOnes) {
+  Begin();
+  const std::string hang = J{{"say", "ab"}, {"end", "hang"}}.dump();
+  HttpResponse answer;
+  std::thread asker([&] { answer = Post("/generate", {{"text", {hang, hang}}, {"rid", {"b1", "b2"}}}); });
+  for (int i = 0; i < 2000 && engine_->Snapshot().generation_tokens_total < 4; ++i)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(J::parse(Post("/abort_request", {{"rid", "b1"}}).body)["aborted"], 1);
+  for (int i = 0; i < 2000 && engine_->Snapshot().running > 1; ++i) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(engine_->Snapshot().running, 1);  // b2 goes on
+  EXPECT_EQ(J::parse(Post("/abort_request", {{"rid", "b2"}}).body)["aborted"], 1);
+  EXPECT_EQ(J::parse(Post("/abort_request", {{"rid", "nobody"}}).body)["aborted"], 0);
+  asker.join();
+  for (const J& one : J::parse(answer.body)) {
+    EXPECT_EQ(one["meta_info"]["finish_reason"]["type"], "abort");
+    EXPECT_EQ(one["meta_info"]["finish_reason"].value("message", "").find("client"), std::string::npos);
+  }
+  const HttpResponse twins = Post("/generate", {{"text", {"a", "b"}}, {"rid", {"same", "same"}}});
+  EXPECT_EQ(twins.status, 400);
+  EXPECT_THAT(twins.body, HasSubstr("rid"));
+}
+
+TEST_F(ServeTest, EncodedBodiesAndCutMethodNamesAreRefused) {
+  Begin();
+  const HttpResponse zipped =
+      Call("POST", "/v1/completions", R"({"prompt":"a"})", {{"Content-Encoding", "gzip"}});
+  EXPECT_EQ(zipped.status, 415);
+  EXPECT_THAT(zipped.body, HasSubstr("content-encoding"));
+  EXPECT_EQ(Call("OST", "/v1/completions", R"({"prompt":"a"})").status, 405);
+  const HttpResponse wrong = Call("DELETE", "/flush_cache");
+  EXPECT_EQ(wrong.status, 405);
+  const auto allow = std::find_if(wrong.headers.begin(), wrong.headers.end(), [](const auto& header) {
+    return header.first == "Allow" || header.first == "allow";
+  });
+  ASSERT_NE(allow, wrong.headers.end());
+  EXPECT_EQ(allow->second, "GET, POST");
+}
+
 TEST_F(ServeTest, ARequestsTimeIsLimited) {
   Begin();
   const HttpResponse r =

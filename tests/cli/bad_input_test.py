@@ -6,6 +6,7 @@
 import json
 import os
 import pathlib
+import signal
 import socket
 import struct
 import subprocess
@@ -141,6 +142,36 @@ class BadInput(unittest.TestCase):
             busy.listen()
             port = busy.getsockname()[1]
             self.refused(3, [str(port), "in use"], "--port", str(port))
+
+    def test_port_and_tokenizer_are_tried_before_the_weights_are_read(self):
+        self.replace(self.first_shard(), b"no weights at all")
+        with socket.socket() as busy:
+            busy.bind(("127.0.0.1", 0))
+            busy.listen()
+            port = busy.getsockname()[1]
+            self.refused(3, [str(port), "in use"], "--port", str(port))
+        self.replace("tokenizer.json", None)
+        self.refused(3, ["tokenizer.json"])
+
+    def test_a_pipe_in_place_of_a_file_is_no_wait(self):
+        for name in ["config.json", "tokenizer.json", self.first_shard()]:
+            with self.subTest(name):
+                kept = (self.folder / name).readlink()
+                self.replace(name, None)
+                os.mkfifo(self.folder / name)
+                self.refused(2, [name, "not a regular file"])
+                (self.folder / name).unlink()
+                (self.folder / name).symlink_to(kept)
+
+    def test_a_signal_ends_the_start(self):
+        pipe = pathlib.Path(self.temp.name) / "flags.yaml"
+        os.mkfifo(pipe)
+        for number in [signal.SIGTERM, signal.SIGINT]:
+            with subprocess.Popen([SLUICE, "serve", "--config", str(pipe)], stderr=subprocess.DEVNULL) as starting:
+                writer = os.open(pipe, os.O_WRONLY)  # returns once it reads: the start is on its way
+                starting.send_signal(number)
+                self.assertEqual(starting.wait(timeout=30), 128 + number)
+                os.close(writer)
 
     def test_address_of_another_machine(self):
         self.refused(3, ["192.0.2.1"], "--host", "192.0.2.1")

@@ -121,6 +121,23 @@ TEST(ThreadedEngine, AFullQueueRefusesAndCounts) {
   for (const auto& out : outs) WaitFor([&] { return out->done(); });
 }
 
+TEST(ThreadedEngine, FreePlacesAreNoQueue) {
+  SteadyClock clock;
+  auto engine = MakeEngine(&clock, 0, milliseconds(5), 3);  // none may wait, three may run
+  EXPECT_EQ(engine->RequestsMax(), 3);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::shared_ptr<Recorder>> outs;
+    for (int i = 0; i < 3; ++i) {
+      outs.push_back(std::make_shared<Recorder>(1));
+      EXPECT_TRUE(engine->Submit(MakeRequest(uint64_t(round * 10 + i), 40, outs.back())).ok()) << round << i;
+    }
+    const Status fourth = engine->Submit(MakeRequest(99, 3, std::make_shared<Recorder>(1)));
+    EXPECT_EQ(fourth.code(), absl::StatusCode::kResourceExhausted);
+    for (const auto& out : outs) WaitFor([&] { return out->done(); });
+    WaitFor([&] { return engine->Snapshot().running == 0; });
+  }
+}
+
 TEST(ThreadedEngine, AbortStormLeavesNothingBehind) {
   SteadyClock clock;
   auto engine = MakeEngine(&clock);
