@@ -34,6 +34,7 @@ chaos:
 	scripts/build.sh release sluice
 	python3 tests/disagg/equality.py --long
 	python3 tests/disagg/faults.py --long
+	python3 tests/disagg/cases.py --long
 	python3 tests/disagg/chaos.py --minutes 10 $(ARGS)
 
 format:

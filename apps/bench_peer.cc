@@ -6,12 +6,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <thread>
 
+#include "base/random.h"
 #include "disagg/decode_node.h"
 #include "disagg/prefill_node.h"
 
@@ -22,8 +24,14 @@ using disagg::RoomEvent;
 
 class Nodes final : public PeerBench {
  public:
-  Status Start(const KvLayout& layout, int64_t pages, const std::string& transport) {
+  Status Start(const KvLayout& layout, int64_t pages, const std::string& transport, bool shuffled) {
     pages_ = pages;
+    for (auto* list : {&source_, &target_}) {
+      for (int64_t p = 1; p <= pages; ++p) list->push_back(PageId(int32_t(p)));
+      SeededStream random(list == &source_ ? 1 : 2);
+      if (shuffled)
+        for (size_t i = list->size(); i > 1; --i) std::swap((*list)[i - 1], (*list)[random.Below(i)]);
+    }
     ASSIGN_OR_RETURN(from_, DevicePool::MakeShared(layout, 1, pages + 1));
     ASSIGN_OR_RETURN(to_, DevicePool::MakeShared(layout, 1, pages + 1));
     for (const DevicePool* pool : {from_.get(), to_.get()})
@@ -46,13 +54,11 @@ class Nodes final : public PeerBench {
   Status Move() override {
     const disagg::RoomId room = ++room_;
     const int64_t tokens = pages_ * kPageTokens;
-    std::vector<PageId> pages;
-    for (int64_t p = 1; p <= pages_; ++p) pages.push_back(PageId(int32_t(p)));
     prefill_->Add(room, tokens, {});
     decode_->Announce(room, "127.0.0.1", prefill_->port());
-    decode_->Open(room, tokens, {}, 0, pages);
+    decode_->Open(room, tokens, {}, 0, target_);
     RETURN_IF_ERROR(Wait(true, room));
-    prefill_->BeginForward(int64_t(room), room, {0, tokens, true, true}, pages);
+    prefill_->BeginForward(int64_t(room), room, {0, tokens, true, true}, source_);
     prefill_->ForwardDone(int64_t(room), OkStatus());
     prefill_->SetAux(room, {});
     return Wait(false, room);
@@ -81,6 +87,7 @@ class Nodes final : public PeerBench {
   }
 
   int64_t pages_ = 0;
+  std::vector<PageId> source_, target_;
   disagg::RoomId room_ = 0;
   std::unique_ptr<DevicePool> from_, to_;
   std::mutex mutex_;
@@ -140,10 +147,50 @@ class Plain final : public SocketBench {
 
 }  // namespace
 
+StatusOr<HookCost> MeasureHook(const KvLayout& layout) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kForwards = 300, kRooms = 10;
+  disagg::NodeOptions o;
+  o.backend = "fake";  // the cost of moving is not the forward's
+  o.rooms.tombstone = 1'000'000;
+  ASSIGN_OR_RETURN(const auto pool, DevicePool::Make(layout, 1, 4));
+  ASSIGN_OR_RETURN(const auto node, disagg::PrefillNode::Start(o, layout, *pool, [] {}));
+  std::vector<double> forwards, calls;
+  std::vector<RoomEvent> events;
+  for (int step = 1; step <= kForwards; ++step) {
+    for (int i = 0; i < kRooms; ++i) node->Add(disagg::RoomId(step * kRooms + i), kPageTokens, {});
+    for (int ready = 0; ready < kRooms;) {
+      events.clear();
+      node->TakeEvents(&events);
+      for (const RoomEvent& e : events) ready += e.kind == RoomEvent::Kind::kReady;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    for (int i = 0; i < kRooms; ++i)
+      node->BeginForward(step, disagg::RoomId(step * kRooms + i), {0, kPageTokens, true, true}, {PageId(1)});
+    double all = 0;
+    for (const LogicalLayer layer : layout.latent_layers()) {
+      const auto start = Clock::now();
+      node->LayerFinal(step, layer);
+      const double us = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+      all += us;
+      calls.push_back(us);
+      // A layer's work, so that the other side sees layers come one by one as it does in a forward.
+      for (const auto until = Clock::now() + std::chrono::microseconds(20); Clock::now() < until;) {
+      }
+    }
+    forwards.push_back(all / double(layout.latent_layers().size()));
+    node->ForwardDone(step, OkStatus());
+    for (int i = 0; i < kRooms; ++i) node->SetAux(disagg::RoomId(step * kRooms + i), {});
+  }
+  std::sort(forwards.begin(), forwards.end());
+  std::sort(calls.begin(), calls.end());
+  return HookCost{forwards[forwards.size() / 2], calls[calls.size() * 99 / 100]};
+}
+
 StatusOr<std::unique_ptr<PeerBench>> PeerBench::Make(const KvLayout& layout, int64_t pages,
-                                                     const std::string& transport) {
+                                                     const std::string& transport, bool shuffled) {
   auto nodes = std::make_unique<Nodes>();
-  RETURN_IF_ERROR(nodes->Start(layout, pages, transport));
+  RETURN_IF_ERROR(nodes->Start(layout, pages, transport, shuffled));
   return nodes;
 }
 

@@ -7,6 +7,7 @@
 //   p-d            a room of a prefill node and a decode node in this process, handshake to completion, over
 //   shm
 //                  (against memcpy) and tcp (against a plain loopback connection)
+//   hook           what a layer's report costs the thread that runs the forward, with 10 rooms in it
 //   l3-read        the file backend's gets into the host pool against a loop of 1 MiB read() over the same
 //   files into one
 //                  buffer (what dd bs=1M does); warm = files in the page cache, cold = dropped from it before
@@ -28,6 +29,7 @@
 #include <functional>
 #include <iostream>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "base/random.h"
@@ -51,7 +53,7 @@ struct TransferOptions {
   std::string config;
   std::string kv_cache_dtype = "fp8_e4m3";
   std::vector<std::string> layouts = {"layer_first", "layer_page_first", "page_first_direct", "page_first"};
-  std::vector<std::string> paths = {"l1-l2", "l2-l1", "p-d", "l3-read", "l3-write"};
+  std::vector<std::string> paths = {"l1-l2", "l2-l1", "p-d", "hook", "l3-read", "l3-write"};
   double megabytes = 512;
   int rounds = 5;
   std::string directory;
@@ -350,10 +352,12 @@ Status BenchPeers(const TransferOptions& o, const KvLayout& layout, int64_t page
   std::memset(from.get(), 1, size_t(bytes));
   std::memset(to.get(), 2, size_t(bytes));
   ASSIGN_OR_RETURN(const auto plain, SocketBench::Make());
-  for (const char* transport : {"shm", "tcp"}) {
-    ASSIGN_OR_RETURN(const auto peers, PeerBench::Make(layout, pages, transport));
+  for (const auto& [transport, order] :
+       {std::pair("shm", "run"), std::pair("shm", "shuffled"), std::pair("tcp", "run")}) {
+    ASSIGN_OR_RETURN(const auto peers,
+                     PeerBench::Make(layout, pages, transport, std::string_view(order) == "shuffled"));
     const bool shm = std::string_view(transport) == "shm";
-    Row row{"p-d", transport, "run"};
+    Row row{"p-d", transport, order};
     Status moved;
     Measure(
         o.rounds, bytes, [] {},
@@ -393,6 +397,10 @@ StatusOr<int> Run(const TransferOptions& o) {
   std::string engine;
   if (Status s = BenchCopies(o, layout, pages, &rows); !s.ok()) return s;
   if (Status s = BenchPeers(o, layout, pages, &rows); !s.ok()) return s;
+  std::optional<HookCost> hook;
+  if (std::find(o.paths.begin(), o.paths.end(), "hook") != o.paths.end()) {
+    ASSIGN_OR_RETURN(hook, MeasureHook(layout));
+  }
   if (Status s = BenchStorage(o, layout, pages, &rows, &engine); !s.ok()) return s;
 
   if (!o.json.empty()) {
@@ -402,6 +410,7 @@ StatusOr<int> Run(const TransferOptions& o) {
     doc["page_bytes"] = layout.page_bytes();
     doc["pages"] = pages;
     doc["storage"] = engine;
+    if (hook) doc["layer_hook"] = Json{{"us_per_layer", hook->us_per_layer}, {"us_p99", hook->us_p99}};
     doc["rows"] = Json::array();
     for (const Row& r : rows)
       doc["rows"].push_back(Json{{"path", r.path},
@@ -428,6 +437,10 @@ StatusOr<int> Run(const TransferOptions& o) {
     std::cout << fmt::format("{:<9} {:<18} {:<9} {:>8.0f} {:>8.2f} {:>14.2f} {:>6.2f}\n", r.path, r.layout,
                              r.order, double(r.bytes) / 1e6, r.gb_s, r.baseline_gb_s,
                              r.gb_s / r.baseline_gb_s);
+  if (hook)
+    std::cout << fmt::format(
+        "\nlayer hook, 10 rooms of {} layers: {:.2f} us a layer, p99 of a call {:.2f} us\n",
+        layout.latent_layers().size(), hook->us_per_layer, hook->us_p99);
   return int(kExitOk);
 }
 
@@ -443,7 +456,7 @@ int RunBenchTransfer(const std::vector<std::string>& args) {
   app.add_option("--layouts", o.layouts, "host layouts")->delimiter(',')->capture_default_str();
   app.add_option("--paths", o.paths)
       ->delimiter(',')
-      ->check(CLI::IsMember({"l1-l2", "l2-l1", "p-d", "l3-read", "l3-write"}))
+      ->check(CLI::IsMember({"l1-l2", "l2-l1", "p-d", "hook", "l3-read", "l3-write"}))
       ->capture_default_str();
   app.add_option("--megabytes", o.megabytes, "moved in each round")
       ->check(CLI::Range(1.0, 1e6))

@@ -40,6 +40,7 @@ const CommandSyntax kSyntax = {
             {"--health-failure-threshold", "N",
              "failed checks in a row after which an instance is ill (default 2)"},
             {"--request-timeout", "SECONDS", "without a byte from an instance (default 1800)"},
+            {"--write-stall", "SECONDS", "a client that takes no byte for so long is dropped (default 30)"},
             {"--retries", "N", "on other instances, when one fails before it has answered (default 1)"},
             {"--max-connections", "N", "(default 8192)"},
             {"--max-body-bytes", "N", "(default 16777216)"},
@@ -75,6 +76,8 @@ StatusOr<RouterOptions> OptionsFrom(const CommandLine& line) {
   ASSIGN_OR_RETURN(o.request_timeout_s, line.Real("--request-timeout", 1800));
   if (!(o.request_timeout_s > 0))
     return Invalid("--request-timeout {} is not above 0", line.Text("--request-timeout"));
+  ASSIGN_OR_RETURN(o.http.write_stall_s, line.Real("--write-stall", o.http.write_stall_s));
+  if (!(o.http.write_stall_s > 0)) return Invalid("--write-stall {} is not above 0", line.Text("--write-stall"));
   ASSIGN_OR_RETURN(const int64_t retries, line.Int("--retries", 1, 0, 16));
   o.retries = int(retries);
   ASSIGN_OR_RETURN(o.http.max_connections, line.Int("--max-connections", 8192, 1, 1 << 20));

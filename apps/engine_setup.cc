@@ -243,7 +243,20 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   runner.rank_rows = group.limits.max_rows;
   EngineParts parts;
   if (config.disaggregation_mode != "null") {
-    const disagg::NodeOptions node = NodeOptionsFor(config, *model);
+    disagg::NodeOptions node = NodeOptionsFor(config, *model);
+    if (config.debug_kv) {  // a recorder of its own: transfers run on a thread of their own
+      auto recorder =
+          std::make_shared<KvRecorder>(clock, [](const std::string& line) { spdlog::info("{}", line); });
+      node.record = [recorder](const disagg::NodeOptions::Record& r) {
+        const std::string label = fmt::format("room-{}", r.room);
+        if (r.chunk == nullptr) {
+          recorder->Reserve(label, r.registered.begin, r.destination);
+        } else {
+          recorder->SendChunk(label, r.chunk->start, r.chunk->end, r.registered.begin, r.registered.end,
+                              r.lane, r.kept, r.destination);
+        }
+      };
+    }
     const auto make = config.disaggregation_mode == "prefill" ? MakePrefillRole : MakeDecodeRole;
     ASSIGN_OR_RETURN(parts.role, make(node, stack->layout, *foundation->device));
     runner.observer = parts.role->observer();

@@ -107,4 +107,18 @@ void KvRecorder::Evict(uint64_t node, std::string_view tier, std::span<const int
   Write(OwnerOf(node), fmt::format("evict {}: {}", tier, PagesText(pages)));
 }
 
+void KvRecorder::SendChunk(std::string_view label, int64_t start, int64_t end, int32_t from_page,
+                           int32_t end_page, int32_t lane, std::span<const int32_t> kept,
+                           std::span<const int32_t> destination) {
+  if (!Admit()) return;
+  Write(label,
+        fmt::format("send: tokens [{}, {}) register pages [{}, {}) of the prompt; rank {} owns {}, to {}",
+                    start, end, from_page, end_page, lane, PagesText(kept), PagesText(destination)));
+}
+
+void KvRecorder::Reserve(std::string_view label, int32_t from_page, std::span<const int32_t> pages) {
+  if (!Admit()) return;
+  Write(label, fmt::format("reserve: from page {} of the prompt on: {}", from_page, PagesText(pages)));
+}
+
 }  // namespace sluice

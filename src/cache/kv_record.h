@@ -3,7 +3,7 @@
 //
 // Enough to tell where a request's rows came from, and no more: tokens appear as length and hash, pages as
 // count, first, last and hash. The hash is keyed by the process, so that nobody finds a prompt by trying.
-// Lines are bounded in length and by a rate; what was left out is told with the next line. Engine thread.
+// Lines are bounded in length and by a rate; what was left out is told with the next line. One thread each.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,12 @@ class KvRecorder {
                     std::span<const int32_t> host);
   void BackupCommit(uint64_t node, int64_t op, bool ok, int64_t pages);
   void Evict(uint64_t node, std::string_view tier, std::span<const int32_t> pages);
+
+  // Transfers between instances. One chunk of a room: the prompt's pages that it registered, those of them
+  // that rank `lane` owns, and their destinations. Of decode: pages reserved for a room.
+  void SendChunk(std::string_view label, int64_t start, int64_t end, int32_t from_page, int32_t end_page,
+                 int32_t lane, std::span<const int32_t> kept, std::span<const int32_t> destination);
+  void Reserve(std::string_view label, int32_t from_page, std::span<const int32_t> pages);
 
   int64_t left_out() const { return left_out_total_; }
 

@@ -85,6 +85,12 @@ void DecodeNode::TryOpen(RoomId id, Room& room) {
     return;
   }
   room.opened = true;
+  if (options_.record == nullptr) return;
+  NodeOptions::Record record;
+  record.room = id;
+  record.registered = {room.first_page, room.first_page + int32_t(room.pages.size())};
+  for (const PageId p : room.pages) record.destination.push_back(p.value);
+  options_.record(record);
 }
 
 void DecodeNode::FailUnopened(RoomId id, const Status& why) {
@@ -192,7 +198,7 @@ void DecodeNode::OnClosed(PeerId peer, const Status& why) {
   const Status status =
       absl::Status(absl::IsInvalidArgument(why) ? absl::StatusCode::kUnavailable : why.code(),
                    fmt::format("prefill instance {}: {}", name, Message(why)));
-  by_address_.erase(it->second.address);
+  Forget(peer, it->second.address);
   peers_.erase(it);
   totals_.last_error = std::string(Message(status));
   const Nanos now = Now();
@@ -203,6 +209,12 @@ void DecodeNode::OnClosed(PeerId peer, const Status& why) {
   // The peer closes only after its last write, and so does the system when the process dies.
   rooms_.OnPeerLost(peer, status, true, now);
   rooms_.OnFenced(peer, now);
+}
+
+// Of an address: only its own connection; another one may have been made since.
+void DecodeNode::Forget(PeerId peer, const std::string& address) {
+  if (const auto it = by_address_.find(address); it != by_address_.end() && it->second == peer)
+    by_address_.erase(it);
 }
 
 void DecodeNode::OnSilent(PeerId peer, const Status& why) { rooms_.OnPeerLost(peer, why, false, Now()); }
@@ -234,7 +246,9 @@ StatusOr<std::vector<iovec>> DecodeNode::Place(PeerId peer, const BulkHeader& he
   return PagePieces::Of(pool_, header.layers, header.pages);
 }
 
-void DecodeNode::OnBulkDone(PeerId peer, RoomId room, uint64_t) { rooms_.OnSignOfLife(peer, room, Now()); }
+void DecodeNode::OnBulkDone(PeerId peer, RoomId room, uint64_t bytes) {
+  rooms_.OnBytes(peer, room, bytes, Now());
+}
 
 void DecodeNode::Perform(Nanos now) {
   for (bool more = true; more;) {
@@ -267,7 +281,7 @@ void DecodeNode::Perform(Nanos now) {
           // It writes into our memory by itself: only its own end, or its word, is the end of its writes. New
           // requests meet it on a new connection.
           net_.HalfClose(fence->peer);
-          by_address_.erase(it->second.address);
+          Forget(fence->peer, it->second.address);
         } else {
           net_.Close(fence->peer);
           OnClosed(fence->peer, Unavailable("it did not answer an abort"));
@@ -293,7 +307,7 @@ void DecodeNode::Turn(Nanos now) {
 void DecodeNode::Beat(Nanos) {
   for (const auto& [id, peer] : peers_) {
     if (!peer.ready) continue;
-    Heartbeat beat{options_.rooms.epoch, beats_, {}};
+    Heartbeat beat{options_.rooms.epoch, beats_, {}, {}};
     for (const auto& [room, state] : open_)
       if (state.peer == id) beat.rooms.push_back(room);
     net_.Send(id, beat);

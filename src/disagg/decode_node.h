@@ -35,6 +35,8 @@ class DecodeNode final : public Node {
   void Beat(Nanos now) override;
   void OnSilent(PeerId peer, const Status& why) override;
   NodeStats MakeStats() const override;
+  std::vector<transfer::RoomRecord> Records(size_t most) const override { return rooms_.Records(most); }
+  std::vector<transfer::RoomRecord> TakeEndedRecords() override { return rooms_.TakeEndedRecords(); }
 
   struct Room {
     std::string address;
@@ -48,6 +50,7 @@ class DecodeNode final : public Node {
     Nanos since = 0, abort_since = 0;
   };
   PeerId Reach(const std::string& address);
+  void Forget(PeerId peer, const std::string& address);
   void TryOpen(RoomId id, Room& room);
   void FailUnopened(RoomId id, const Status& why);  // erases the room
   void Perform(Nanos now);

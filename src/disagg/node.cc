@@ -16,6 +16,8 @@ namespace {
 
 constexpr Nanos kBusyTurn = 20'000'000;  // deadlines are looked at that often while rooms are open
 constexpr Nanos kIdleTurn = 200'000'000;
+constexpr Nanos kRecordsPace = 100'000'000;
+constexpr size_t kRoomsShown = 32;
 constexpr Nanos kHandshakeTime = 10'000'000'000;
 
 uint64_t RandomBits() {
@@ -44,6 +46,8 @@ Node::Node(const NodeOptions& options, const KvLayout& layout, const DevicePool&
     : options_([&] {
         NodeOptions o = options;
         o.rooms.epoch = RandomBits() | 1;
+        o.rooms.lanes = pool.lanes();
+        o.rooms.record = o.record != nullptr;
         return o;
       }()),
       layout_(layout),
@@ -103,7 +107,10 @@ void Node::StopThread() {
 
 NodeStats Node::Stats() const {
   std::lock_guard lock(mutex_);
-  return stats_;
+  NodeStats stats = stats_;
+  stats.rooms = shown_;
+  stats.ended = shown_ended_;
+  return stats;
 }
 
 bool Node::TakeEvents(std::vector<RoomEvent>* out) {
@@ -135,6 +142,28 @@ void Node::RunCommands() {
   }
   for (const auto& f : running_) f();
   running_.clear();
+}
+
+// Records name every room, so they are made at a pace, and once more when all is quiet.
+void Node::Publish(Nanos now) {
+  NodeStats stats = MakeStats();
+  NameSelf(&stats);
+  for (const auto& [id, peer] : peers_)
+    if (peer.ready)
+      stats.peers.push_back(fmt::format("{} ({}{})", peer.hello.instance_id, peer.shm ? "shm" : "tcp",
+                                        peer.silent ? ", silent" : ""));
+  if (now >= next_records_ || (stats.active_rooms == 0 && active_shown_)) {
+    next_records_ = now + kRecordsPace;
+    std::vector<transfer::RoomRecord> rooms = Records(kRoomsShown), ended = TakeEndedRecords();
+    active_shown_ = !rooms.empty();
+    std::lock_guard lock(mutex_);
+    shown_.swap(rooms);
+    for (transfer::RoomRecord& r : ended) shown_ended_.push_back(std::move(r));
+    if (shown_ended_.size() > kRoomsShown)
+      shown_ended_.erase(shown_ended_.begin(), shown_ended_.end() - kRoomsShown);
+  }
+  std::lock_guard lock(mutex_);
+  stats_ = std::move(stats);
 }
 
 void Node::Run() {
@@ -183,17 +212,8 @@ void Node::Run() {
       }
       Turn(now);
     }
-    NodeStats stats = MakeStats();
-    busy = stats.active_rooms > 0 || stats.outstanding_writes > 0;
-    NameSelf(&stats);
-    for (const auto& [id, peer] : peers_)
-      if (peer.ready)
-        stats.peers.push_back(fmt::format("{} ({}{})", peer.hello.instance_id, peer.shm ? "shm" : "tcp",
-                                          peer.silent ? ", silent" : ""));
-    {
-      std::lock_guard lock(mutex_);
-      stats_ = std::move(stats);
-    }
+    Publish(now);
+    busy = stats_.active_rooms > 0 || stats_.outstanding_writes > 0;  // written by this thread alone
     if (std::exchange(emitted_, false) && wake_) wake_();
   }
 }

@@ -38,7 +38,17 @@ struct NodeOptions {
   bool allow_mixed_numerics = false;
   std::string model_name;
   uint64_t max_tokens = 0;
-  transfer::RoomOptions rooms;  // its epoch is set by the node
+  // For --debug-kv; progress thread. Prefill: a chunk's pages, those that one rank owns, and where they go.
+  // Decode (`chunk` null): pages reserved for a room.
+  struct Record {
+    RoomId room = 0;
+    const transfer::Chunk* chunk = nullptr;
+    transfer::PageSpan registered;
+    int32_t lane = 0;
+    std::vector<int32_t> kept, destination;
+  };
+  std::function<void(const Record&)> record;  // null: nothing is recorded
+  transfer::RoomOptions rooms;                // its epoch and lanes are set by the node
 };
 
 struct RoomEvent {
@@ -58,18 +68,19 @@ struct NodeStats {
   std::string role, transport, instance_id;
   uint64_t epoch = 0;
   int64_t bytes_sent = 0, bytes_received = 0;
-  int64_t bytes_before_forward_end = 0, latent_bytes = 0, index_bytes = 0, aux_bytes = 0;
+  int64_t bytes_before_forward_end = 0, latent_bytes = 0, index_bytes = 0, draft_bytes = 0, aux_bytes = 0;
   int64_t rooms_completed = 0, rooms_failed = 0, rooms_aborted = 0;
-  int64_t rooms_per_layer = 0, rooms_monolithic = 0;
-  int64_t layers_sent_at_end = 0, writes = 0;
+  int64_t rooms_per_layer = 0, rooms_by_flag = 0, rooms_by_fault = 0, rooms_empty = 0;
+  int64_t layers_sent_at_end = 0, bytes_sent_at_end = 0, writes = 0, write_retries = 0;
   int64_t aborts_sent = 0, abort_acks = 0, fences = 0, late_frames = 0;
   double abort_ack_seconds = 0;  // all of them together
   int64_t active_rooms = 0, leased_pages = 0, outstanding_writes = 0;
-  // Of completed rooms, together, in seconds; never negative.
-  double wait_layers_s = 0, wait_completion_s = 0, exposed_s = 0, transfer_s = 0;
+  // Of completed rooms that moved something, together, in seconds; never negative.
+  double wait_layers_s = 0, wait_completions_s = 0, transfer_s = 0;
   int64_t digests_checked = 0;
   std::vector<std::string> peers;
   std::string last_error;
+  std::vector<transfer::RoomRecord> rooms, ended;  // some of the active ones; the last ones that ended
 };
 
 class Node : protected transfer::PeerEvents {
@@ -101,10 +112,13 @@ class Node : protected transfer::PeerEvents {
   void Emit(RoomEvent event);
   void Refuse(PeerId peer, const Status& why);
   static Nanos Now();
+  bool stopping() const { return stop_.load(std::memory_order_relaxed); }
 
   // Progress thread.
-  virtual void Turn(Nanos now) = 0;  // after every wake-up: completions, deadlines, actions
-  virtual NodeStats MakeStats() const = 0;
+  virtual void Turn(Nanos now) = 0;         // after every wake-up: completions, deadlines, actions
+  virtual NodeStats MakeStats() const = 0;  // but rooms
+  virtual std::vector<transfer::RoomRecord> Records(size_t most) const = 0;
+  virtual std::vector<transfer::RoomRecord> TakeEndedRecords() = 0;
   virtual void Beat(Nanos now) = 0;                           // every heartbeat interval
   virtual void OnSilent(PeerId peer, const Status& why) = 0;  // no byte of it for too long
 
@@ -124,14 +138,18 @@ class Node : protected transfer::PeerEvents {
 
  private:
   void Run();
+  void Publish(Nanos now);
 
   const std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::vector<std::function<void()>> commands_, running_;
   std::vector<RoomEvent> events_;
   NodeStats stats_;
+  std::vector<transfer::RoomRecord> shown_, shown_ended_;
+  Nanos next_records_ = 0;  // progress thread
+  bool active_shown_ = false;
   std::atomic<bool> sleeping_{false};
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};
   bool emitted_ = false;  // progress thread
   std::thread thread_;
 };

@@ -9,7 +9,8 @@ using namespace transfer;  // NOLINT: every name here is one of its
 
 namespace {
 const PeerId kFakePeer(0);
-}
+constexpr Nanos kWarningPace = 10'000'000'000;
+}  // namespace
 
 StatusOr<std::unique_ptr<PrefillNode>> PrefillNode::Start(const NodeOptions& options, const KvLayout& layout,
                                                           const DevicePool& pool,
@@ -41,7 +42,6 @@ void PrefillNode::Add(RoomId room, int64_t prompt_tokens, const Digest256& diges
       Emit({RoomEvent::Kind::kEnded, room, s, {}});
       return;
     }
-    timing_[room];
     if (fake_ == nullptr) return;
     Reserve reserve{room, options_.rooms.epoch, uint64_t(prompt_tokens), digest, 0, {}};
     reserve.pages.assign(size_t(CeilDiv(prompt_tokens, kPageTokens)), 1);
@@ -55,56 +55,63 @@ void PrefillNode::Cancel(RoomId room, Status why) {
 
 void PrefillNode::BeginForward(int64_t step, RoomId room, const Chunk& chunk, std::vector<PageId> source) {
   watched_forwards_.fetch_add(1, std::memory_order_relaxed);
-  Post([=, this, source = std::move(source)] {
-    rooms_.BeginForward(step, room, chunk, source);
-    if (chunk.last) last_chunk_[step].push_back(room);
-  });
+  Post([=, this, source = std::move(source)] { rooms_.BeginForward(step, room, chunk, source, Now()); });
 }
 
 void PrefillNode::SetAux(RoomId room, Aux aux) {
   Post([=, this, aux = std::move(aux)]() mutable { rooms_.SetAux(room, std::move(aux), Now()); });
 }
 
+bool PrefillNode::PushEvent(int64_t step, LogicalLayer layer) {
+  const uint64_t at = events_written_.load(std::memory_order_relaxed);
+  if (at - events_read_.load(std::memory_order_acquire) >= kEvents) return false;
+  events_[at % kEvents] = {step, layer};
+  events_written_.store(at + 1, std::memory_order_release);
+  return true;
+}
+
 void PrefillNode::LayerFinal(int64_t step, LogicalLayer layer) {
   if (watched_forwards_.load(std::memory_order_relaxed) == 0 || !options_.rooms.per_layer) return;
-  {
-    std::lock_guard lock(layer_mutex_);
-    layer_events_.push_back({step, layer, {}});
-  }
-  if (++since_wake_ < options_.rooms.layer_group) return;
+  if (!PushEvent(step, layer)) return;
+  if (++since_wake_ < options_.rooms.layer_group && layer != layout_.latent_layers().back()) return;
   since_wake_ = 0;
   net_.Wake();
 }
 
 void PrefillNode::ForwardDone(int64_t step, Status status) {
   if (watched_forwards_.load(std::memory_order_relaxed) == 0) return;
-  {
-    std::lock_guard lock(layer_mutex_);
-    layer_events_.push_back({step, LogicalLayer(), std::move(status)});
+  if (!status.ok()) {
+    std::lock_guard lock(failure_mutex_);
+    failures_[step] = std::move(status);
+  }
+  while (!PushEvent(step, LogicalLayer())) {
+    if (stopping()) return;
+    std::this_thread::yield();
   }
   since_wake_ = 0;
   net_.Wake();
 }
 
 void PrefillNode::DrainLayers(Nanos now) {
-  {
-    std::lock_guard lock(layer_mutex_);
-    layer_scratch_.swap(layer_events_);
-  }
+  const uint64_t end = events_written_.load(std::memory_order_acquire);
   RunCommands();  // the forward of every event taken was announced before it
-  for (const LayerEvent& e : layer_scratch_) {
+  for (uint64_t at = events_read_.load(std::memory_order_relaxed); at < end; ++at) {
+    const LayerEvent e = events_[at % kEvents];
+    events_read_.store(at + 1, std::memory_order_release);
     if (e.layer.valid()) {
       rooms_.OnLayerFinal(e.step, e.layer, now);
       continue;
     }
-    if (const auto it = last_chunk_.find(e.step); it != last_chunk_.end()) {
-      for (const RoomId room : it->second)
-        if (const auto t = timing_.find(room); t != timing_.end()) t->second.forward_end = now;
-      last_chunk_.erase(it);
+    Status status;
+    {
+      std::lock_guard lock(failure_mutex_);
+      if (const auto it = failures_.find(e.step); it != failures_.end()) {
+        status = std::move(it->second);
+        failures_.erase(it);
+      }
     }
-    rooms_.EndForward(e.step, e.status, now);
+    rooms_.EndForward(e.step, status, now);
   }
-  layer_scratch_.clear();
 }
 
 void PrefillNode::OnConnected(PeerId peer, bool) { peers_[peer] = Peer{.since = Now()}; }
@@ -182,14 +189,14 @@ void PrefillNode::OnSilent(PeerId peer, const Status& why) { Lost(peer, why); }
 
 void PrefillNode::Beat(Nanos) {
   for (const auto& [id, peer] : peers_)
-    if (peer.ready) net_.Send(id, Heartbeat{options_.rooms.epoch, beats_, rooms_.RoomsOf(id)});
+    if (peer.ready) net_.Send(id, rooms_.BeatFor(id, options_.rooms.epoch, beats_));
 }
 
 std::vector<Digest256> PrefillNode::Digests(RoomId room) const {
   std::vector<Digest256> digests;
-  const auto it = timing_.find(room);
-  if (it == timing_.end()) return digests;
-  for (const auto& [ordinal, page] : it->second.sent) {
+  const auto it = sent_.find(room);
+  if (it == sent_.end()) return digests;
+  for (const auto& [ordinal, page] : it->second) {
     Hasher hasher;
     for (const KvPiece& piece : layout_.pieces()) hasher.Add({pool_.Piece(piece, page), size_t(piece.bytes)});
     digests.push_back(hasher.Finish());
@@ -208,12 +215,8 @@ void PrefillNode::Perform(Nanos now) {
           complete->page_digests = Digests(complete->room);
         if (send->peer != kFakePeer) net_.Send(send->peer, send->message);
       } else if (auto* write = std::get_if<PostWrite>(&action)) {
-        writes_[write->id] = write->room;
-        if (const auto t = timing_.find(write->room); t != timing_.end()) {
-          if (t->second.first_write == 0) t->second.first_write = now;
-          if (options_.self_check)
-            for (const PageMove& m : write->pages) t->second.sent[m.ordinal] = m.from;
-        }
+        if (options_.self_check)
+          for (const PageMove& m : write->pages) sent_[write->room][m.ordinal] = m.from;
         const auto peer = peers_.find(write->peer);
         Transport* transport = fake_                  ? fake_.get()
                                : peer == peers_.end() ? nullptr
@@ -232,27 +235,45 @@ void PrefillNode::Perform(Nanos now) {
         totals_.last_error = std::string(Message(failed->status));
         Emit({RoomEvent::Kind::kFailed, failed->room, failed->status, {}});
       } else if (auto* ended = std::get_if<RoomEnded>(&action)) {
-        if (const auto t = timing_.find(ended->room); t != timing_.end()) {
-          if (ended->status.ok()) {
-            const Timing& time = t->second;
-            (options_.rooms.per_layer ? totals_.rooms_per_layer : totals_.rooms_monolithic) += 1;
-            totals_.exposed_s += std::max<double>(0, double(time.last_done - time.forward_end) * 1e-9);
-            totals_.transfer_s += std::max<double>(0, double(time.last_done - time.first_write) * 1e-9);
-          }
-          timing_.erase(t);
-        }
+        sent_.erase(ended->room);
         Emit({RoomEvent::Kind::kEnded, ended->room, ended->status, {}});
+      } else if (auto* fence = std::get_if<FencePeer>(&action)) {
+        Lost(fence->peer, DeadlineExceeded("no write to it has ended for {} s",
+                                           2 * options_.rooms.waiting_timeout / 1'000'000'000));
+      } else if (auto* chunk = std::get_if<ChunkRegistered>(&action)) {
+        for (size_t lane = 0; lane < chunk->moves.size(); ++lane) {
+          NodeOptions::Record record{chunk->room, &chunk->chunk, chunk->pages, int32_t(lane), {}, {}};
+          for (const PageMove& m : chunk->moves[lane]) {
+            record.kept.push_back(m.from.value);
+            record.destination.push_back(m.to.value);
+          }
+          options_.record(record);
+        }
       }
     }
     for (WriteDone& d : std::exchange(done_, {})) {
       more = true;
-      const auto it = writes_.find(d.id);
-      if (it == writes_.end()) continue;
-      if (const auto t = timing_.find(it->second); t != timing_.end()) t->second.last_done = now;
-      writes_.erase(it);
       rooms_.OnWriteDone(d.id, d.status, now);
     }
   }
+}
+
+// A fault in registering costs overlap, not answers: it is worth a line, and not one a request.
+std::vector<RoomRecord> PrefillNode::TakeEndedRecords() {
+  std::vector<RoomRecord> records = rooms_.TakeEndedRecords();
+  if (!options_.rooms.per_layer) return records;
+  const RoomRecord* last = nullptr;
+  for (const RoomRecord& r : records) {
+    if (r.fallback.empty()) continue;
+    ++fallbacks_;
+    last = &r;
+  }
+  if (last != nullptr && Now() >= next_warning_) {
+    next_warning_ = Now() + kWarningPace;
+    spdlog::warn("{} rooms were sent as a whole instead of layer by layer; room {}: {}",
+                 std::exchange(fallbacks_, 0), last->room, last->fallback);
+  }
+  return records;
 }
 
 void PrefillNode::Turn(Nanos now) {
@@ -270,13 +291,29 @@ void PrefillNode::Turn(Nanos now) {
 NodeStats PrefillNode::MakeStats() const {
   const PrefillRoomStats& r = rooms_.stats();
   NodeStats s = totals_;
-  s.bytes_sent = fake_ ? 0 : r.bytes_sent;
-  s.bytes_before_forward_end = fake_ ? 0 : r.bytes_before_forward_end;
+  if (fake_ == nullptr) {  // it moves nothing and is no sample of anything
+    s.bytes_sent = r.bytes_sent;
+    s.bytes_before_forward_end = r.bytes_before_forward_end;
+    s.bytes_sent_at_end = r.bytes_sent_at_end;
+    s.latent_bytes = r.latent_bytes;
+    s.index_bytes = r.index_bytes;
+    s.draft_bytes = r.draft_bytes;
+    s.aux_bytes = r.aux_bytes;
+    s.wait_layers_s = r.wait_layers_s;
+    s.wait_completions_s = r.wait_completions_s;
+    s.transfer_s = r.transfer_s;
+  }
   s.rooms_completed = r.rooms_completed;
   s.rooms_failed = r.rooms_failed;
   s.rooms_aborted = r.rooms_aborted;
+  s.rooms_per_layer = r.rooms_per_layer;
+  s.rooms_by_flag = r.rooms_by_flag;
+  s.rooms_by_fault = r.rooms_by_fault;
+  s.rooms_empty = r.rooms_empty;
   s.layers_sent_at_end = r.layers_sent_at_end;
   s.writes = r.writes_posted;
+  s.write_retries = r.write_retries;
+  s.fences = r.fences;
   s.late_frames = r.late_frames;
   s.active_rooms = int64_t(rooms_.active());
   s.outstanding_writes = int64_t(rooms_.outstanding_writes());

@@ -22,7 +22,8 @@ class PrefillNode final : public Node {
   void BeginForward(int64_t step, RoomId room, const transfer::Chunk& chunk, std::vector<PageId> source);
   void SetAux(RoomId room, Aux aux);
 
-  // Executor thread; neither waits.
+  // Executor thread. LayerFinal never waits: a hook that finds no place is left out, and its layer goes when
+  // the forward ends. ForwardDone waits for a place, which takes no longer than the progress thread's turn.
   void LayerFinal(int64_t step, LogicalLayer layer);
   void ForwardDone(int64_t step, Status status);
 
@@ -43,31 +44,30 @@ class PrefillNode final : public Node {
   void DrainLayers(Nanos now);
   void Lost(PeerId peer, const Status& why);
   std::vector<Digest256> Digests(RoomId room) const;
+  std::vector<transfer::RoomRecord> Records(size_t most) const override { return rooms_.Records(most); }
+  std::vector<transfer::RoomRecord> TakeEndedRecords() override;
 
   transfer::PrefillRooms rooms_;
   std::unique_ptr<transfer::Transport> shm_, tcp_, fake_;
-  struct Timing {           // of an active room
-    Nanos forward_end = 0;  // of its last chunk
-    Nanos first_write = 0, last_done = 0;
-    int64_t bytes = 0;
-    std::map<int32_t, PageId> sent;  // by ordinal, for the self-check
-  };
-  std::unordered_map<RoomId, Timing> timing_;
-  std::unordered_map<transfer::WriteId, RoomId> writes_;
-  std::unordered_map<int64_t, std::vector<RoomId>> last_chunk_;  // by step
+  std::unordered_map<RoomId, std::map<int32_t, PageId>> sent_;  // pages by ordinal, for the self-check
   NodeStats totals_;
   std::vector<transfer::WriteDone> done_;
+  Nanos next_warning_ = 0;
+  int64_t fallbacks_ = 0;  // not told yet
 
-  // From the executor: kept apart from the commands so that the forward thread makes no closure per layer.
+  // From the executor, one writer and one reader: the forward thread takes no lock and makes nothing.
   struct LayerEvent {
     int64_t step = 0;
     LogicalLayer layer;  // not valid(): the forward is over
-    Status status;
   };
-  std::mutex layer_mutex_;
-  std::vector<LayerEvent> layer_events_, layer_scratch_;
+  bool PushEvent(int64_t step, LogicalLayer layer);
+  static constexpr uint64_t kEvents = 8192;
+  std::unique_ptr<LayerEvent[]> events_ = std::make_unique<LayerEvent[]>(kEvents);
+  std::atomic<uint64_t> events_written_{0}, events_read_{0};
   std::atomic<int64_t> watched_forwards_{0};
   int32_t since_wake_ = 0;  // executor thread
+  std::mutex failure_mutex_;
+  std::unordered_map<int64_t, Status> failures_;  // forwards that ended badly
 };
 
 }  // namespace sluice::disagg

@@ -32,6 +32,38 @@ SampledToken FromAux(const AuxToken& t) {
   return s;
 }
 
+PdRoom ToRoom(const transfer::RoomRecord& r) {
+  PdRoom o;
+  o.room = r.room;
+  o.phase = r.phase;
+  o.result = r.result;
+  o.mode = r.mode;
+  o.fallback = r.fallback;
+  o.error = r.error;
+  o.prompt_tokens = r.prompt_tokens;
+  o.pages = r.pages;
+  o.layers_done = r.layers_done;
+  o.layers = r.layers;
+  o.bytes_done = r.bytes_done;
+  o.bytes = r.bytes;
+  o.latent_bytes = r.latent_bytes;
+  o.index_bytes = r.index_bytes;
+  o.draft_bytes = r.draft_bytes;
+  o.aux_bytes = r.aux_bytes;
+  o.bytes_overlapped = r.bytes_overlapped;
+  o.chunks = r.chunks;
+  o.writes = r.writes;
+  o.retries = r.retries;
+  o.layers_at_end = r.layers_at_end;
+  o.bytes_at_end = r.bytes_at_end;
+  o.bootstrap_s = r.bootstrap_s;
+  o.queue_s = r.queue_s;
+  o.wait_layers_s = r.wait_layers_s;
+  o.wait_completions_s = r.wait_completions_s;
+  o.transfer_s = r.transfer_s;
+  return o;
+}
+
 PdSnapshot ToSnapshot(const disagg::NodeStats& n) {
   PdSnapshot s;
   s.role = n.role;
@@ -47,9 +79,17 @@ PdSnapshot ToSnapshot(const disagg::NodeStats& n) {
   s.rooms_failed = n.rooms_failed;
   s.rooms_aborted = n.rooms_aborted;
   s.rooms_per_layer = n.rooms_per_layer;
-  s.rooms_monolithic = n.rooms_monolithic;
+  s.rooms_by_flag = n.rooms_by_flag;
+  s.rooms_by_fault = n.rooms_by_fault;
+  s.rooms_empty = n.rooms_empty;
+  s.latent_bytes = n.latent_bytes;
+  s.index_bytes = n.index_bytes;
+  s.draft_bytes = n.draft_bytes;
+  s.aux_bytes = n.aux_bytes;
   s.layers_sent_at_end = n.layers_sent_at_end;
+  s.bytes_sent_at_end = n.bytes_sent_at_end;
   s.writes = n.writes;
+  s.write_retries = n.write_retries;
   s.aborts_sent = n.aborts_sent;
   s.abort_acks = n.abort_acks;
   s.fences = n.fences;
@@ -58,8 +98,11 @@ PdSnapshot ToSnapshot(const disagg::NodeStats& n) {
   s.active_rooms = n.active_rooms;
   s.leased_pages = n.leased_pages;
   s.outstanding_writes = n.outstanding_writes;
-  s.exposed_s = n.exposed_s;
+  s.wait_layers_s = n.wait_layers_s;
+  s.wait_completions_s = n.wait_completions_s;
   s.transfer_s = n.transfer_s;
+  for (const transfer::RoomRecord& r : n.rooms) s.rooms.push_back(ToRoom(r));
+  for (const transfer::RoomRecord& r : n.ended) s.ended.push_back(ToRoom(r));
   s.digests_checked = n.digests_checked;
   return s;
 }

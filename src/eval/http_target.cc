@@ -7,6 +7,23 @@
 namespace sluice::eval {
 namespace {
 
+// Answers of a decode instance whose pages nobody filled say nothing, right or wrong. `info` is of an
+// instance or of a router, which shows its instances' own.
+Status RefuseFake(const Json& info) {
+  if (info.contains("disaggregation") && info["disaggregation"].is_object() &&
+      info["disaggregation"].value("transfer_backend", "") == "fake")
+    return Unsupported(
+        "eval: instance {} runs with --disaggregation-transfer-backend fake, which moves no pages; start it "
+        "with "
+        "auto, shm or tcp",
+        info["disaggregation"].value("instance_id", "?"));
+  if (info.contains("workers") && info["workers"].is_array())
+    for (const Json& worker : info["workers"])
+      if (worker.is_object() && worker.contains("answer") && worker["answer"].is_object())
+        RETURN_IF_ERROR(RefuseFake(worker["answer"]));
+  return OkStatus();
+}
+
 class HttpTarget final : public Target {
  public:
   HttpTarget(HttpUrl url, std::string name, std::string api_key)
@@ -20,7 +37,8 @@ class HttpTarget final : public Target {
     if (models.contains("data") && models["data"].is_array() && !models["data"].empty()) {
       model_ = models["data"][0].value("id", "");
     }
-    return OkStatus();
+    const StatusOr<Json> info = Call("GET", "/server_info", nullptr);  // other servers have none
+    return info.ok() ? RefuseFake(*info) : OkStatus();
   }
 
   StatusOr<Answer> Ask(const Question& q) override {

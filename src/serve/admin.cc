@@ -41,6 +41,40 @@ class HealthProbe final : public OutputChannel {
   const std::shared_ptr<HttpExchange> exchange_;
 };
 
+Json RoomsJson(const std::vector<PdRoom>& rooms) {
+  Json out = Json::array();
+  for (const PdRoom& r : rooms) {
+    Json o = {{"room", r.room},
+              {"phase", r.phase},
+              {"prompt_tokens", r.prompt_tokens},
+              {"pages", r.pages},
+              {"layers", {{"done", r.layers_done}, {"of", r.layers}}},
+              {"bytes", {{"done", r.bytes_done}, {"of", r.bytes}}}};
+    if (!r.result.empty()) o["result"] = r.result;
+    if (!r.error.empty()) o["last_error"] = r.error;
+    if (!r.mode.empty()) {
+      o["mode"] = r.mode;
+      if (!r.fallback.empty()) o["fallback"] = r.fallback;
+      o["bytes_by_component"] = {{"latent", r.latent_bytes},
+                                 {"index", r.index_bytes},
+                                 {"draft", r.draft_bytes},
+                                 {"aux", r.aux_bytes}};
+      o["bytes_before_forward_end"] = r.bytes_overlapped;
+      o["chunks"] = r.chunks;
+      o["writes"] = r.writes;
+      o["write_retries"] = r.retries;
+      o["sent_at_end"] = {{"layers", r.layers_at_end}, {"bytes", r.bytes_at_end}};
+      o["seconds"] = {{"bootstrap", r.bootstrap_s},
+                      {"queue", r.queue_s},
+                      {"wait_layers", r.wait_layers_s},
+                      {"wait_completions", r.wait_completions_s},
+                      {"transfer", r.transfer_s}};
+    }
+    out.push_back(std::move(o));
+  }
+  return out;
+}
+
 }  // namespace
 
 void AppServer::HealthGenerate(HttpRequest& http, const std::shared_ptr<HttpExchange>& exchange) {
@@ -142,33 +176,45 @@ void AppServer::ServerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& ex
   if (const PdSnapshot& pd = e.pd; !pd.role.empty()) {
     Json peers = Json::array();
     for (const std::string& peer : pd.peers) peers.push_back(peer);
-    info["disaggregation"] = {{"role", pd.role},
-                              {"transfer_backend", pd.transport},
-                              {"instance_id", pd.instance_id},
-                              {"epoch", pd.epoch},
-                              {"peers", peers},
-                              {"rooms",
-                               {{"active", pd.active_rooms},
-                                {"completed", pd.rooms_completed},
-                                {"failed", pd.rooms_failed},
-                                {"aborted", pd.rooms_aborted},
-                                {"per_layer", pd.rooms_per_layer},
-                                {"monolithic", pd.rooms_monolithic}}},
-                              {"bytes_sent", pd.bytes_sent},
-                              {"bytes_received", pd.bytes_received},
-                              {"bytes_before_forward_end", pd.bytes_before_forward_end},
-                              {"writes", pd.writes},
-                              {"layers_sent_at_end", pd.layers_sent_at_end},
-                              {"exposed_seconds", pd.exposed_s},
-                              {"transfer_seconds", pd.transfer_s},
-                              {"leased_pages", pd.leased_pages},
-                              {"outstanding_writes", pd.outstanding_writes},
-                              {"aborts_sent", pd.aborts_sent},
-                              {"abort_acks", pd.abort_acks},
-                              {"fences", pd.fences},
-                              {"late_frames", pd.late_frames},
-                              {"digests_checked", pd.digests_checked},
-                              {"last_error", pd.last_error}};
+    info["disaggregation"] = {
+        {"role", pd.role},
+        {"transfer_backend", pd.transport},
+        {"instance_id", pd.instance_id},
+        {"epoch", pd.epoch},
+        {"peers", peers},
+        {"rooms",
+         {{"active", pd.active_rooms},
+          {"completed", pd.rooms_completed},
+          {"failed", pd.rooms_failed},
+          {"aborted", pd.rooms_aborted},
+          {"per_layer", pd.rooms_per_layer},
+          {"monolithic", {{"asked_for", pd.rooms_by_flag}, {"fault", pd.rooms_by_fault}}},
+          {"empty", pd.rooms_empty},
+          {"now", RoomsJson(pd.rooms)},
+          {"ended", RoomsJson(pd.ended)}}},
+        {"bytes_by_component",
+         {{"latent", pd.latent_bytes},
+          {"index", pd.index_bytes},
+          {"draft", pd.draft_bytes},
+          {"aux", pd.aux_bytes}}},
+        {"bytes_sent", pd.bytes_sent},
+        {"bytes_received", pd.bytes_received},
+        {"bytes_before_forward_end", pd.bytes_before_forward_end},
+        {"writes", pd.writes},
+        {"write_retries", pd.write_retries},
+        {"layers_sent_at_end", pd.layers_sent_at_end},
+        {"bytes_sent_at_end", pd.bytes_sent_at_end},
+        {"wait_layers_seconds", pd.wait_layers_s},
+        {"exposed_seconds", pd.wait_completions_s},
+        {"transfer_seconds", pd.transfer_s},
+        {"leased_pages", pd.leased_pages},
+        {"outstanding_writes", pd.outstanding_writes},
+        {"aborts_sent", pd.aborts_sent},
+        {"abort_acks", pd.abort_acks},
+        {"fences", pd.fences},
+        {"late_frames", pd.late_frames},
+        {"digests_checked", pd.digests_checked},
+        {"last_error", pd.last_error}};
   }
   exchange->Respond({.body = info.dump(-1, ' ', false, Json::error_handler_t::replace)});
 }

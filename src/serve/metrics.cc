@@ -264,16 +264,32 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
          {{"result", "aborted"}, double(pd.rooms_aborted)}});
     add("pd_rooms_by_mode_total", "Transfers that ended well, by mode.", prom::MetricType::Counter,
         {{{"mode", "per_layer"}, double(pd.rooms_per_layer)},
-         {{"mode", "monolithic"}, double(pd.rooms_monolithic)}});
+         {{"mode", "monolithic"}, double(pd.rooms_by_flag + pd.rooms_by_fault)},
+         {{"mode", "empty"}, double(pd.rooms_empty)}});
+    add("pd_rooms_monolithic_total", "Monolithic transfers, by the reason.", prom::MetricType::Counter,
+        {{{"reason", "flag"}, double(pd.rooms_by_flag)}, {{"reason", "fault"}, double(pd.rooms_by_fault)}});
+    add("pd_bytes_by_component_total", "Bytes sent, by what they are.", prom::MetricType::Counter,
+        {{{"component", "latent"}, double(pd.latent_bytes)},
+         {{"component", "index"}, double(pd.index_bytes)},
+         {{"component", "draft"}, double(pd.draft_bytes)},
+         {{"component", "aux"}, double(pd.aux_bytes)}});
     counter("pd_bytes_overlapped_total",
             "Bytes that had arrived before the last forward of their room ended.",
             double(pd.bytes_before_forward_end));
     counter("pd_exposed_seconds_total", "Time between the end of a room's last forward and its last byte.",
-            pd.exposed_s);
+            pd.wait_completions_s);
+    counter(
+        "pd_wait_layers_seconds_total",
+        "Time in which a room's forward ran, nothing of it was under way and the next layers were not final.",
+        pd.wait_layers_s);
     counter("pd_transfer_seconds_total", "Time between a room's first and last write.", pd.transfer_s);
     counter("pd_writes_total", "Groups of layers submitted.", double(pd.writes));
+    counter("pd_write_retries_total", "Submits repeated after an error of the transport.",
+            double(pd.write_retries));
     counter("pd_layers_at_end_total", "Layers sent after the forward for want of a hook.",
             double(pd.layers_sent_at_end));
+    counter("pd_bytes_at_end_total", "Bytes sent after the forward for want of a hook.",
+            double(pd.bytes_sent_at_end));
     counter("pd_abort_acks_total", "Aborts that the peer has answered.", double(pd.abort_acks));
     counter("pd_abort_ack_seconds_total", "Time between a room's failure and the end of its leases.",
             pd.abort_ack_seconds);

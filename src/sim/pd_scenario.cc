@@ -1,7 +1,10 @@
 // Prefill and decode rooms of four instances: a network that loses, doubles, delays and reorders frames,
-// one-sided writes that land when they like, instances that crash, restart or stop, clients that leave, tiny
-// pools. Every byte that lands is checked against the lease of its page, every row that decode takes against
-// what prefill computed.
+// one-sided writes that land when they like, fail or hang, instances that crash, restart or stop, clients
+// that leave, tiny pools, chunks that cannot be registered. Every byte that lands is checked against the
+// lease of its page, every row that decode takes against what prefill computed. With ranks (pd+cp), each
+// instance has its own number of them, a page lies in its owner's memory, and each rank of prefill writes its
+// own pages.
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -9,6 +12,7 @@
 #include <set>
 
 #include "base/random.h"
+#include "kv/device_pool.h"
 #include "sim/report.h"
 #include "transfer/decode_rooms.h"
 #include "transfer/prefill_rooms.h"
@@ -41,12 +45,12 @@ uint64_t RowValue(RoomId room, int32_t ordinal, int32_t layer) {
 
 struct Faults {
   double drop = 0, duplicate = 0, delay = 0;
-  double crash = 0, stop = 0, abort = 0, write_error = 0;
+  double crash = 0, stop = 0, abort = 0, write_error = 0, hang = 0, registration = 0;
 };
 
 class PdWorld {
  public:
-  PdWorld(uint64_t seed, bool trace, int prefills, int decodes)
+  PdWorld(uint64_t seed, bool trace, int prefills, int decodes, bool ranks)
       : journal_(trace), random_(seed), layout_(Layout()) {
     // Each seed has its own weather: few faults at once find what a storm hides.
     const auto some = [&](double most) { return random_.Chance(0.5) ? random_.Unit() * most : 0.0; };
@@ -56,9 +60,11 @@ class PdWorld {
                .crash = some(0.012),
                .stop = some(0.02),
                .abort = some(0.7),
-               .write_error = some(0.06)};
+               .write_error = some(0.06),
+               .hang = some(0.02),
+               .registration = some(0.1)};
     quiet_ = faults_.drop == 0 && faults_.delay == 0 && faults_.crash == 0 && faults_.stop == 0 &&
-             faults_.write_error == 0;
+             faults_.write_error == 0 && faults_.hang == 0;
     pool_pages_ = int32_t(12 + random_.Below(60));
     options_.bootstrap_timeout = 3000 * kMs;
     options_.waiting_timeout = 3000 * kMs;
@@ -69,11 +75,14 @@ class PdWorld {
     options_.per_layer = !random_.Chance(0.2);
     for (int i = 0; i < prefills; ++i) prefill_.push_back({});
     for (int i = 0; i < decodes; ++i) decode_.push_back({});
+    for (PrefillSide& p : prefill_) p.lanes = ranks ? int32_t(1 + random_.Below(8)) : 1;
     for (int i = 0; i < prefills; ++i) StartPrefill(i);
-    for (int d = 0; d < decodes; ++d) {
-      decode_[d].rooms = std::make_unique<DecodeRooms>(layout_, options_);
-      decode_[d].lease.assign(size_t(pool_pages_), 0);
-      decode_[d].memory.assign(size_t(pool_pages_), std::vector<uint64_t>(kLayers, 0));
+    for (DecodeSide& d : decode_) {
+      d.lanes = ranks ? int32_t(1 + random_.Below(8)) : 1;
+      const int32_t pages = int32_t(CeilDiv(pool_pages_, d.lanes)) * d.lanes;
+      d.rooms = std::make_unique<DecodeRooms>(layout_, options_);
+      d.lease.assign(size_t(pages), 0);
+      d.memory.assign(size_t(pages), std::vector<uint64_t>(kLayers, 0));
     }
   }
 
@@ -115,16 +124,28 @@ class PdWorld {
   };
   struct PrefillSide {
     std::unique_ptr<PrefillRooms> rooms;
+    int32_t lanes = 1;
     uint64_t epoch = 0;
     Nanos stopped_until = 0;
+    std::map<RoomId, std::vector<PageId>> source;           // of a running room, by ordinal
+    std::map<int32_t, std::pair<RoomId, int32_t>> content;  // page -> whose row it holds
+    std::vector<std::vector<PageId>> free;                  // by lane
+    std::vector<int32_t> made;                              // pages there are, by lane
+    std::map<WriteId, PeerId> under_way;
     std::set<RoomId> running;
     std::vector<std::tuple<RoomId, int64_t, bool>> pending;  // room, start, first: for the next forward
     bool planned = false;
   };
   struct DecodeSide {
     std::unique_ptr<DecodeRooms> rooms;
+    int32_t lanes = 1;
     std::vector<RoomId> lease;                  // page -> room, 0 free
-    std::vector<std::vector<uint64_t>> memory;  // page x layer
+    std::vector<std::vector<uint64_t>> memory;  // place of a page x layer
+    // Where a page lies: the ranks' memories in a row.
+    std::vector<uint64_t>& At(PageId page) {
+      const size_t each = memory.size() / size_t(lanes);
+      return memory[size_t(PageOwner(page, lanes)) * each + size_t(PageLocal(page, lanes))];
+    }
     std::map<int, Nanos> last_beat;
     std::map<int, bool> lost;
   };
@@ -154,6 +175,9 @@ class PdWorld {
     for (const PrefillSide& p : prefill_) {
       journal_.Cover("layers_sent_at_end", p.rooms->stats().layers_sent_at_end);
       journal_.Cover("early_reservations", p.rooms->stats().early_reservations);
+      journal_.Cover("write_retries", p.rooms->stats().write_retries);
+      journal_.Cover("monolithic_by_fault", p.rooms->stats().rooms_by_fault);
+      journal_.Cover("fences_by_prefill", p.rooms->stats().fences);
     }
     return journal_.report();
   }
@@ -166,9 +190,15 @@ class PdWorld {
     prefill_[i].epoch = ++epochs_;
     RoomOptions o = options_;
     o.epoch = prefill_[i].epoch;
+    o.lanes = prefill_[i].lanes;
     prefill_[i].rooms = std::make_unique<PrefillRooms>(layout_, o);
     prefill_[i].running.clear();
     prefill_[i].pending.clear();
+    prefill_[i].source.clear();
+    prefill_[i].content.clear();
+    prefill_[i].under_way.clear();
+    prefill_[i].free.assign(size_t(o.lanes), {});
+    prefill_[i].made.assign(size_t(o.lanes), 0);
     ++connection_[i];
   }
 
@@ -181,8 +211,15 @@ class PdWorld {
     r.first_page = int32_t(random_.Below(uint64_t(CeilDiv(r.tokens, kPageTokens)) + 1));
     DecodeSide& d = decode_[r.decode];
     const int32_t need = RequestPages(r.tokens, r.first_page).size();
-    for (int32_t p = 0; p < int32_t(d.lease.size()) && int32_t(r.pages.size()) < need; ++p)
-      if (d.lease[p] == 0) r.pages.push_back(PageId(p));
+    for (int32_t i = 0; i < need; ++i) {  // each from the rank that its place in the prompt belongs to
+      const int32_t lane = (r.first_page + i) % d.lanes;
+      for (int32_t p = lane; p < int32_t(d.lease.size()); p += d.lanes) {
+        if (d.lease[p] != 0 || std::find(r.pages.begin(), r.pages.end(), PageId(p)) != r.pages.end())
+          continue;
+        r.pages.push_back(PageId(p));
+        break;
+      }
+    }
     if (int32_t(r.pages.size()) < need) {
       rooms_.erase(
           id);  // no room in the pool: the request waits in the queue, which is not this table's business
@@ -217,8 +254,7 @@ class PdWorld {
       if (now_ < prefill_[p].stopped_until) continue;
       prefill_[p].rooms->Tick(now_);
       for (size_t d = 0; d < decode_.size(); ++d)
-        Send(int(p), int(d), false,
-             Heartbeat{prefill_[p].epoch, 0, prefill_[p].rooms->RoomsOf(Peer(int(d), int(p)))});
+        Send(int(p), int(d), false, prefill_[p].rooms->BeatFor(Peer(int(d), int(p)), prefill_[p].epoch, 0));
     }
     for (size_t d = 0; d < decode_.size(); ++d) {
       decode_[d].rooms->Tick(now_);
@@ -290,13 +326,17 @@ class PdWorld {
       const RoomId id = ready_room->room;
       const uint64_t epoch = prefill_[p].epoch;
       prefill_[p].running.insert(id);
+      TakeSource(prefill_[p], id);
       const int64_t cached =
           int64_t(random_.Below(uint64_t((rooms_.at(id).tokens - 1) / kPageTokens) + 1)) * kPageTokens;
       At(now_ + Nanos(random_.Below(500)) * kMs, [=, this] { Plan(p, epoch, id, cached, true); });
     } else if (auto* write = std::get_if<PostWrite>(&action)) {
       StartWrite(p, *write);
+    } else if (auto* fence = std::get_if<FencePeer>(&action)) {
+      Cut(p, fence->peer.value / 16);
     } else if (auto* ended = std::get_if<RoomEnded>(&action)) {
       prefill_[p].running.erase(ended->room);
+      GiveSource(prefill_[p], ended->room);
       ended_on_prefill_.insert({p, prefill_[p].epoch, ended->room});
       // A client that chose the same number again.
       const RoomId id = ended->room;
@@ -309,6 +349,28 @@ class PdWorld {
                  "the number of a room that has just ended was taken again");
         });
     }
+  }
+
+  void TakeSource(PrefillSide& p, RoomId id) {
+    std::vector<PageId>& pages = p.source[id];
+    for (int32_t i = 0; i < int32_t(CeilDiv(rooms_.at(id).tokens, kPageTokens)); ++i) {
+      const int32_t lane = i % p.lanes;
+      std::vector<PageId>& free = p.free[size_t(lane)];
+      if (free.empty()) free.push_back(PageId(p.made[size_t(lane)]++ * p.lanes + lane));
+      pages.push_back(free.back());
+      free.pop_back();
+      p.content[pages.back().value] = {id, i};
+    }
+    for (int32_t lane = int32_t(pages.size()); lane < p.lanes; ++lane) journal_.Cover("ranks_without_pages");
+  }
+  void GiveSource(PrefillSide& p, RoomId id) {
+    const auto it = p.source.find(id);
+    if (it == p.source.end()) return;
+    for (const PageId page : it->second) {
+      p.content.erase(page.value);
+      p.free[size_t(PageOwner(page, p.lanes))].push_back(page);
+    }
+    p.source.erase(it);
   }
 
   bool Alive(int p, uint64_t epoch) const { return prefill_[p].epoch == epoch; }
@@ -338,12 +400,13 @@ class PdWorld {
       if (!prefill_[p].running.contains(id)) continue;  // the scheduler drops an ended room's request
       const RoomState& r = rooms_.at(id);
       const int64_t end = std::min<int64_t>(r.tokens, start + 1 + int64_t(random_.Below(300)));
-      std::vector<PageId> source;
-      for (int32_t i = 0; i < int32_t(CeilDiv(r.tokens, kPageTokens)); ++i) source.push_back(PageId(i));
+      std::vector<PageId> source = prefill_[p].source.at(id);
       const Chunk chunk{start, end, first, end == r.tokens};
-      prefill_[p].rooms->BeginForward(step, id, chunk, source);
-      prefill_[p].rooms->BeginForward(step, id, chunk,
-                                      source);  // batch forming visits a request several times
+      if (chunk.last ? false : random_.Chance(faults_.registration))
+        source.resize(random_.Below(source.size()));  // may be too short for the chunk
+      prefill_[p].rooms->BeginForward(step, id, chunk, source, now_);
+      prefill_[p].rooms->BeginForward(step, id, chunk, source,
+                                      now_);  // batch forming visits a request several times
       parts.push_back({id, chunk});
     }
     if (parts.empty()) return;
@@ -396,8 +459,13 @@ class PdWorld {
         At(at, [=, this] { Land(p, epoch, connection, d, write.room, layer.value, move); });
       }
     const bool error = random_.Chance(faults_.write_error);
+    prefill_[p].under_way[write.id] = write.peer;
+    for (const PageMove& move : write.pages)
+      Expect(PageOwner(move.from, prefill_[p].lanes) == PageOwner(write.pages[0].from, prefill_[p].lanes),
+             "a rank wrote a page that another one owns");
+    if (random_.Chance(faults_.hang)) return;  // its end never comes; cutting the connection ends it
     At(at + kMs, [=, this] {
-      if (!Alive(p, epoch)) return;
+      if (!Alive(p, epoch) || prefill_[p].under_way.erase(write.id) == 0) return;
       const bool cut = cut_.contains({p, connection, d});
       prefill_[p].rooms->OnWriteDone(write.id, error || cut ? Unavailable("write failed") : OkStatus(), now_);
     });
@@ -408,7 +476,35 @@ class PdWorld {
     Expect(!ended_on_prefill_.contains({p, epoch, room}),
            "a write read the source pages of a room that ended on prefill");
     Expect(decode_[d].lease[move.to.value] == room, "a write landed on a page that decode had taken back");
-    decode_[d].memory[move.to.value][layer] = RowValue(room, move.ordinal, layer);
+    const auto source = prefill_[p].content.find(move.from.value);
+    if (source == prefill_[p].content.end()) return;
+    decode_[d].At(move.to)[size_t(layer)] = RowValue(source->second.first, source->second.second, layer);
+  }
+
+  // Prefill lets a peer go: nothing of its own reaches it any more, and its writes have failed.
+  void Lose(int p, PeerId peer, const Status& why) {
+    prefill_[p].rooms->OnPeerLost(peer, why, now_);
+    std::vector<WriteId> failed;
+    for (const auto& [id, to] : prefill_[p].under_way)
+      if (to == peer) failed.push_back(id);
+    for (const WriteId id : failed) {
+      prefill_[p].under_way.erase(id);
+      prefill_[p].rooms->OnWriteDone(id, Unavailable("the connection was cut"), now_);
+    }
+  }
+
+  // Cutting a connection closes it for every decode of this small world; both ends learn of it.
+  void Cut(int p, int connection) {
+    if (connection != connection_[p]) return;
+    ++connection_[p];
+    const uint64_t epoch = prefill_[p].epoch;
+    for (size_t d = 0; d < decode_.size(); ++d) {
+      cut_.insert({p, connection, int(d)});
+      decode_[d].rooms->OnFenced(PeerId(connection * 16 + p), now_);
+      At(std::max(now_ + kMs, prefill_[p].stopped_until), [=, this] {
+        if (Alive(p, epoch)) Lose(p, PeerId(connection * 16 + int(d)), Unavailable("the connection was cut"));
+      });
+    }
   }
 
   void OnDecodeAction(int d, Action& action) {
@@ -422,7 +518,7 @@ class PdWorld {
       Expect(r->aux == AuxOf(r->room), "aux data of another room or in another place");
       for (size_t i = 0; i < room.pages.size(); ++i)
         for (int layer = 0; layer < kLayers; ++layer)
-          Expect(decode_[d].memory[room.pages[i].value][layer] ==
+          Expect(decode_[d].At(room.pages[i])[size_t(layer)] ==
                      RowValue(r->room, room.first_page + int32_t(i), layer),
                  "a room is ready with rows that are not its own");
     } else if (auto* f = std::get_if<RoomFailed>(&action)) {
@@ -440,23 +536,11 @@ class PdWorld {
         decode_[d].lease[p.value] = 0;
       }
     } else if (auto* fence = std::get_if<FencePeer>(&action)) {
-      // Cutting a connection closes it for every decode of this small world; both ends learn of it.
       const int p = fence->peer.value % 16, connection = fence->peer.value / 16;
       const PeerId at_decode = fence->peer;
       At(now_ + Nanos(random_.Below(100)) * kMs, [=, this] {
         if (connection != connection_[p]) return decode_[d].rooms->OnFenced(at_decode, now_);
-        cut_.insert({p, connection, d});
-        ++connection_[p];
-        const uint64_t epoch = prefill_[p].epoch;
-        for (size_t other = 0; other < decode_.size(); ++other) {
-          cut_.insert({p, connection, int(other)});
-          decode_[other].rooms->OnFenced(at_decode, now_);
-          At(std::max(now_ + kMs, prefill_[p].stopped_until), [=, this] {
-            if (Alive(p, epoch))
-              prefill_[p].rooms->OnPeerLost(PeerId(connection * 16 + int(other)),
-                                            Unavailable("decode cut the connection"), now_);
-          });
-        }
+        Cut(p, connection);
       });
     }
   }
@@ -485,7 +569,12 @@ class PdWorld {
 }  // namespace
 
 SeedReport RunPdSeed(uint64_t seed, bool trace) {
-  PdWorld world(seed, trace, 2, 2);
+  PdWorld world(seed, trace, 2, 2, false);
+  return world.Run(14);
+}
+
+SeedReport RunPdCpSeed(uint64_t seed, bool trace) {
+  PdWorld world(seed, trace, 2, 2, true);
   return world.Run(14);
 }
 

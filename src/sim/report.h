@@ -65,5 +65,6 @@ SeedReport RunEngineSeed(uint64_t seed, bool trace);
 SeedReport RunDraftSeed(uint64_t seed, bool trace);
 SeedReport RunCpSeed(uint64_t seed, bool trace);
 SeedReport RunPdSeed(uint64_t seed, bool trace);
+SeedReport RunPdCpSeed(uint64_t seed, bool trace);
 
 }  // namespace sluice::sim

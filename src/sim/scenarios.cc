@@ -16,6 +16,8 @@ const std::vector<Scenario>& Scenarios() {
        RunCpSeed},
       {"pd", "rooms of two prefill and two decode instances: lossy network, crashes, stops, abort storms",
        RunPdSeed},
+      {"pd+cp", "the same between instances of other numbers of ranks: each rank writes its own pages",
+       RunPdCpSeed},
   };
   return all;
 }

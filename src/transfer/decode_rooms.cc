@@ -1,5 +1,6 @@
 #include "transfer/decode_rooms.h"
 
+#include <algorithm>
 #include <map>
 
 #include "base/plant.h"
@@ -26,6 +27,7 @@ Status DecodeRooms::Open(RoomId id, PeerId peer, uint64_t peer_epoch, int64_t pr
   Room& room = rooms_[id];
   room.peer = peer;
   room.pages = uint32_t(pages.size());
+  room.prompt_tokens = prompt_tokens;
   room.opened = room.sign_of_life = now;
   stats_.leased_pages += room.pages;
   Reserve reserve{id, peer_epoch, uint64_t(prompt_tokens), digest, uint32_t(first_page), {}};
@@ -62,9 +64,12 @@ Status DecodeRooms::Verify(const Room& room, const Complete& complete) const {
 
 void DecodeRooms::OnFrame(PeerId peer, const ControlMessage& message, Nanos now) {
   if (const auto* beat = std::get_if<Heartbeat>(&message)) {
-    for (const RoomId id : beat->rooms)
-      if (const auto it = rooms_.find(id); it != rooms_.end() && it->second.peer == peer)
-        it->second.sign_of_life = now;
+    for (size_t i = 0; i < beat->rooms.size(); ++i) {
+      const auto it = rooms_.find(beat->rooms[i]);
+      if (it == rooms_.end() || it->second.peer != peer) continue;
+      it->second.sign_of_life = now;
+      if (i < beat->progress.size()) it->second.reported = beat->progress[i];
+    }
     return;
   }
   const auto find = [&](RoomId id) -> Room* {
@@ -106,9 +111,42 @@ void DecodeRooms::OnFrame(PeerId peer, const ControlMessage& message, Nanos now)
   }
 }
 
-void DecodeRooms::OnSignOfLife(PeerId peer, RoomId id, Nanos now) {
-  if (const auto it = rooms_.find(id); it != rooms_.end() && it->second.peer == peer)
-    it->second.sign_of_life = now;
+void DecodeRooms::OnBytes(PeerId peer, RoomId id, uint64_t bytes, Nanos now) {
+  const auto it = rooms_.find(id);
+  if (it == rooms_.end() || it->second.peer != peer) return;
+  it->second.sign_of_life = now;
+  it->second.bytes_seen += bytes;
+}
+
+RoomRecord DecodeRooms::RecordOf(RoomId id, const Room& room) const {
+  RoomRecord r;
+  r.room = id;
+  r.phase = room.state == State::kWaiting ? "waiting" : "aborting";
+  r.error = room.failure.ok() ? room.reported.error : std::string(Message(room.failure));
+  r.prompt_tokens = room.prompt_tokens;
+  r.pages = room.pages;
+  r.layers = int32_t(layout_.latent_layers().size());
+  r.layers_done = std::min(r.layers, int32_t(room.reported.layers));
+  r.bytes = r.pages * layout_.page_bytes();
+  // The writer's word may be older than the bytes; neither can be more than what was asked for.
+  r.bytes_done = std::min<int64_t>(r.bytes, int64_t(std::max(room.bytes_seen, room.reported.bytes)));
+  return r;
+}
+
+std::vector<RoomRecord> DecodeRooms::Records(size_t most) const {
+  std::vector<RoomRecord> records;
+  for (const auto& [id, room] : rooms_) {
+    if (records.size() >= most) break;
+    records.push_back(RecordOf(id, room));
+  }
+  return records;
+}
+
+std::vector<RoomRecord> DecodeRooms::TakeEndedRecords() {
+  std::vector<RoomRecord> records(std::make_move_iterator(ended_.begin()),
+                                  std::make_move_iterator(ended_.end()));
+  ended_.clear();
+  return records;
 }
 
 void DecodeRooms::OnCorrupt(PeerId peer, RoomId id, const Status& why, Nanos now) {
@@ -175,6 +213,15 @@ void DecodeRooms::OnFenced(PeerId peer, Nanos now) {
 void DecodeRooms::End(RoomId id, Status status, Nanos now) {
   const auto it = rooms_.find(id);
   stats_.leased_pages -= it->second.pages;
+  RoomRecord record = RecordOf(id, it->second);
+  record.phase = "ended";
+  record.result = status.ok() ? "ok" : absl::IsAborted(status) ? "aborted" : "failed";
+  if (status.ok()) {
+    record.layers_done = record.layers;
+    record.bytes_done = record.bytes;
+  }
+  if (ended_.size() >= kEndedKept) ended_.pop_front();
+  ended_.push_back(std::move(record));
   rooms_.erase(it);
   tombstones_[id] = now + options_.tombstone;
   actions_.push_back(RoomEnded{id, std::move(status)});
@@ -203,9 +250,8 @@ void DecodeRooms::Tick(Nanos now) {
   for (const RoomId id : silent) {
     Room& room = rooms_.at(id);
     Fail(id, room,
-         DeadlineExceeded("room {}: no sign of life of its prefill instance for {} s (waiting phase, 0 of {} "
-                          "pages confirmed)",
-                          id, options_.waiting_timeout / 1'000'000'000, room.pages),
+         DeadlineExceeded("room {}: no sign of life of its prefill instance for {} s (waiting phase: {})", id,
+                          options_.waiting_timeout / 1'000'000'000, ProgressText(RecordOf(id, room))),
          Planted(Plant::kFreeWithoutFence), now);
   }
   for (const PeerId peer : fence) {

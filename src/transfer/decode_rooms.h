@@ -9,6 +9,7 @@
 // ended room changes nothing.
 #pragma once
 
+#include <deque>
 #include <unordered_map>
 
 #include "kv/kv_layout.h"
@@ -37,8 +38,9 @@ class DecodeRooms {
   // asked for.
   void OnPeerLost(PeerId peer, const Status& why, bool fenced, Nanos now);
   void OnFenced(PeerId peer, Nanos now);
-  // Bytes of the room have arrived.
-  void OnSignOfLife(PeerId peer, RoomId room, Nanos now);
+  // Bytes of the room have arrived through this side's own hands (a one-sided writer's come with its
+  // heartbeat).
+  void OnBytes(PeerId peer, RoomId room, uint64_t bytes, Nanos now);
   // What the peer declared complete is not what it sent: its writes are done, the bytes are wrong.
   void OnCorrupt(PeerId peer, RoomId room, const Status& why, Nanos now);
   bool Waiting(RoomId room) const;  // its pages may be written
@@ -46,7 +48,11 @@ class DecodeRooms {
 
   std::vector<Action> TakeActions();
   const DecodeRoomStats& stats() const { return stats_; }
+  std::vector<RoomRecord> Records(size_t most) const;  // of active rooms
+  std::vector<RoomRecord> TakeEndedRecords();          // since the last call, at most kEndedKept
+  static constexpr size_t kEndedKept = 64;
   size_t active() const { return rooms_.size(); }
+  size_t held() const { return rooms_.size() + actions_.size() + ended_.size(); }  // without tombstones
 
  private:
   enum class State { kWaiting, kAborting };
@@ -59,7 +65,11 @@ class DecodeRooms {
     uint32_t attempts = 0;
     bool fencing = false;
     Status failure;
+    int64_t prompt_tokens = 0;
+    uint64_t bytes_seen = 0;  // of our own hands
+    RoomProgress reported;    // of the writer's heartbeats
   };
+  RoomRecord RecordOf(RoomId id, const Room& room) const;
   void Fail(RoomId id, Room& room, const Status& why, bool drained, Nanos now);
   void End(RoomId id, Status status, Nanos now);
   Status Verify(const Room& room, const Complete& complete) const;
@@ -69,6 +79,7 @@ class DecodeRooms {
   std::unordered_map<RoomId, Room> rooms_;
   std::unordered_map<RoomId, Nanos> tombstones_;
   std::vector<Action> actions_;
+  std::deque<RoomRecord> ended_;
   DecodeRoomStats stats_;
 };
 

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -181,20 +182,26 @@ void PeerNet::Watch(Connection& c) {
 void PeerNet::Send(PeerId peer, const ControlMessage& message) {
   Connection* c = Find(peer);
   if (c == nullptr || c->half_closed) return;
-  Out& out = c->out.emplace_back();
+  // A sign of life that waits for megabytes of a slow line is none.
+  auto at = c->out.end();
+  if (std::holds_alternative<Heartbeat>(message))
+    at = std::find_if(c->out.begin(), c->out.end(), [](const Out& o) { return o.id != 0 && !o.begun; });
+  Out& out = *c->out.emplace(at);
   out.owned = Encode(message);
   out.parts.push_back({out.owned.data(), out.owned.size()});
   if (!c->connecting && c->out.size() == 1) Flush(*c);
 }
 
-void PeerNet::SendBulk(PeerId peer, WriteId id, const BulkHeader& header, std::vector<iovec> payload) {
+void PeerNet::SendBulk(PeerId peer, WriteId id, const BulkHeader& header, std::vector<iovec> payload,
+                       bool last) {
   Connection* c = Find(peer);
   if (c == nullptr || c->half_closed) {
-    written_.push_back({id, Unavailable("the connection is gone")});
+    if (last) written_.push_back({id, Unavailable("the connection is gone")});
     return;
   }
   Out& out = c->out.emplace_back();
   out.id = id;
+  out.last = last;
   out.room = header.room;
   const uint32_t header_bytes = uint32_t(16 + 4 * (header.layers.size() + header.pages.size()));
   uint64_t bytes = 0;
@@ -216,9 +223,17 @@ void PeerNet::SendBulk(PeerId peer, WriteId id, const BulkHeader& header, std::v
 
 void PeerNet::DropBulk(RoomId room) {
   for (auto& [id, c] : connections_) {
+    Out* under_way = c->out.empty() || !c->out.front().begun ? nullptr : &c->out.front();
     std::erase_if(c->out, [&](const Out& o) {
       if (o.id == 0 || o.room != room || o.begun) return false;
-      written_.push_back({o.id, Aborted("the room ended before the write")});
+      if (!o.last) return true;
+      const Status why = Aborted("the room ended before the write");
+      if (under_way != nullptr && under_way->id == o.id) {  // its memory is read until that frame is out
+        under_way->last = true;
+        under_way->status = why;
+      } else {
+        written_.push_back({o.id, why});
+      }
       return true;
     });
     Watch(*c);
@@ -226,7 +241,7 @@ void PeerNet::DropBulk(RoomId room) {
 }
 
 bool PeerNet::Flush(Connection& c) {
-  while (!c.out.empty()) {
+  while (!c.out.empty() && c.failed.ok()) {
     Out& out = c.out.front();
     iovec parts[kPartsPerCall];
     size_t n = 0, bytes = 0;
@@ -247,9 +262,9 @@ bool PeerNet::Flush(Connection& c) {
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      const PeerId peer = c.peer;
-      End(peer, Unavailable("the connection broke while sending: {}", std::strerror(errno)));
-      return false;
+      c.failed = Unavailable("the connection broke while sending: {}", std::strerror(errno));
+      broken_ = true;
+      break;
     }
     out.begun = true;
     if (rate_ > 0 && out.id != 0)
@@ -265,10 +280,10 @@ bool PeerNet::Flush(Connection& c) {
     }
     while (out.part < out.parts.size() && out.parts[out.part].iov_len == 0) ++out.part;
     if (out.part < out.parts.size()) continue;
-    if (out.id != 0) written_.push_back({out.id, OkStatus()});
+    if (out.last) written_.push_back({out.id, out.status});
     c.out.pop_front();
   }
-  if (c.out.empty() && c.flush_then_close) {
+  if (c.out.empty() && c.failed.ok() && c.flush_then_close) {
     shutdown(c.fd, SHUT_WR);
     const PeerId peer = c.peer;
     Close(peer);
@@ -280,7 +295,7 @@ bool PeerNet::Flush(Connection& c) {
 
 void PeerNet::Drop(Connection& c, const Status& why) {
   for (const Out& o : c.out)
-    if (o.id != 0) written_.push_back({o.id, why});
+    if (o.last) written_.push_back({o.id, why});
   epoll_ctl(epoll_, EPOLL_CTL_DEL, c.fd, nullptr);
   close(c.fd);
   connections_.erase(c.peer.value);
@@ -309,6 +324,15 @@ void PeerNet::End(PeerId peer, const Status& why) {
   if (c == nullptr) return;
   Drop(*c, why);
   events_->OnClosed(peer, why);
+}
+
+void PeerNet::EndBroken() {
+  while (std::exchange(broken_, false)) {
+    std::vector<std::pair<PeerId, Status>> ended;
+    for (const auto& [id, c] : connections_)
+      if (!c->failed.ok()) ended.emplace_back(c->peer, c->failed);
+    for (const auto& [peer, why] : ended) End(peer, why);
+  }
 }
 
 void PeerNet::Accept() {
@@ -499,6 +523,7 @@ void PeerNet::Poll(Nanos timeout) {
       epoll_ctl(epoll_, EPOLL_CTL_MOD, c->fd, &e);
     }
   }
+  EndBroken();
   if (!written_.empty()) timeout = 0;
   epoll_event events[64];
   timespec wait{time_t(timeout / 1'000'000'000), long(timeout % 1'000'000'000)};
@@ -523,6 +548,7 @@ void PeerNet::Poll(Nanos timeout) {
       }
     }
   }
+  EndBroken();
 }
 
 void PeerNet::Wake() {

@@ -32,6 +32,7 @@ struct BulkHeader {
   uint64_t payload_bytes = 0;
 };
 
+// Called from within Poll alone, so that whoever sends or closes is never surprised by the end of a peer.
 class PeerEvents {
  public:
   virtual ~PeerEvents() = default;
@@ -58,9 +59,10 @@ class PeerNet {
   // Ends in OnConnected or OnClosed. Resolving a name may block; addresses do not.
   PeerId Connect(const std::string& host, int port);
   void Send(PeerId peer, const ControlMessage& message);
-  // The memory must stay readable until the write is reported by TakeWritten.
-  void SendBulk(PeerId peer, WriteId id, const BulkHeader& header, std::vector<iovec> payload);
-  // Writes of the room that have not begun; they are reported as failed.
+  // One frame of a write, which may have several, in order; the write is reported with its last one. The
+  // memory must stay readable until TakeWritten has reported it. Heartbeats pass frames that wait.
+  void SendBulk(PeerId peer, WriteId id, const BulkHeader& header, std::vector<iovec> payload, bool last);
+  // Drops frames of the room that have not begun; their writes are reported as failed once none is under way.
   void DropBulk(RoomId room);
   // Nothing is taken from or sent to the peer any more; its unfinished writes are reported as failed.
   void Close(PeerId peer);
@@ -88,7 +90,8 @@ class PeerNet {
     size_t part = 0;  // first part that is not sent whole
     WriteId id = 0;
     RoomId room = 0;
-    bool begun = false;
+    bool begun = false, last = false;
+    Status status;  // what its end reports
   };
   struct Connection {
     PeerId peer;
@@ -106,6 +109,7 @@ class PeerNet {
     uint64_t bulk_left = 0;
     Nanos heard = 0;
     Nanos may_send_at = 0;
+    Status failed;  // it broke while sending; Poll ends it
   };
   Connection* Find(PeerId peer);
   Connection& Add(int fd, bool incoming, bool connecting);
@@ -118,6 +122,7 @@ class PeerNet {
   bool StartBulk(PeerId peer, size_t header_at, uint32_t header_bytes, uint64_t payload);
   void TakeBulkBytes(Connection& c, std::span<const std::byte> bytes);
   void End(PeerId peer, const Status& why);
+  void EndBroken();
   void Drop(Connection& c, const Status& why);
   void Watch(Connection& c);
 
@@ -126,6 +131,7 @@ class PeerNet {
   std::map<int32_t, std::unique_ptr<Connection>> connections_;
   int32_t next_peer_ = 1;
   std::vector<Written> written_;
+  bool broken_ = false;  // some connection has failed
   double rate_ = 0;
 };
 

@@ -4,6 +4,14 @@
 #include "base/plant.h"
 
 namespace sluice::transfer {
+namespace {
+double Seconds(Nanos n) { return n > 0 ? double(n) * 1e-9 : 0; }
+}  // namespace
+
+std::string ProgressText(const RoomRecord& r) {
+  return fmt::format("{} of {} layers, {} of {} bytes done; last error: {}", r.layers_done, r.layers,
+                     r.bytes_done, r.bytes, r.error.empty() ? "none" : r.error);
+}
 
 PrefillRooms::PrefillRooms(const KvLayout& layout, const RoomOptions& options)
     : layout_(layout), options_(options) {
@@ -13,13 +21,24 @@ PrefillRooms::PrefillRooms(const KvLayout& layout, const RoomOptions& options)
 
 std::vector<Action> PrefillRooms::TakeActions() { return std::exchange(actions_, {}); }
 
-std::vector<RoomId> PrefillRooms::RoomsOf(PeerId peer) const {
-  std::vector<RoomId> ids;
-  for (const auto& [id, room] : rooms_)
-    if (room.peer == peer) ids.push_back(id);
-  for (const auto& [id, early] : early_)
-    if (early.peer == peer) ids.push_back(id);
-  return ids;
+Heartbeat PrefillRooms::BeatFor(PeerId peer, uint64_t epoch, uint64_t sequence) const {
+  Heartbeat beat{epoch, sequence, {}, {}};
+  for (const auto& [id, room] : rooms_) {
+    if (room.peer != peer) continue;
+    const RoomRecord r = RecordOf(id, room);
+    beat.rooms.push_back(id);
+    beat.progress.push_back({uint32_t(r.layers_done), uint64_t(r.bytes_done), r.error.substr(0, 200)});
+  }
+  for (const auto& [id, early] : early_) {
+    if (early.peer != peer) continue;
+    beat.rooms.push_back(id);
+    beat.progress.push_back({});
+  }
+  return beat;
+}
+
+bool PrefillRooms::IsDraft(LogicalLayer layer) const {
+  return layout_.options().with_draft && layer == layout_.latent_layers().back();
 }
 
 Status PrefillRooms::Add(RoomId id, int64_t prompt_tokens, const Digest256& digest, Nanos now) {
@@ -32,6 +51,7 @@ Status PrefillRooms::Add(RoomId id, int64_t prompt_tokens, const Digest256& dige
   Room& room = rooms_[id];
   room.prompt_tokens = prompt_tokens;
   room.digest = digest;
+  room.added = now;
   room.deadline = now + options_.bootstrap_timeout;
   if (const auto early = early_.find(id); early != early_.end()) {
     const Early e = std::move(early->second);
@@ -108,6 +128,9 @@ void PrefillRooms::OnReserve(PeerId peer, const Reserve& reserve, Nanos now) {
   }
   room.first_page = int32_t(reserve.first_page);
   for (const int32_t p : reserve.pages) room.destination.push_back(PageId(p));
+  room.registered.assign(size_t(pages), false);
+  room.reserved = now;
+  room.record.bootstrap_s = Seconds(now - room.added);
   room.state = State::kReady;
   actions_.push_back(RoomReady{reserve.room, {}});
 }
@@ -145,28 +168,68 @@ void PrefillRooms::Cancel(RoomId id, const Status& why, Nanos now) {
   if (const auto it = rooms_.find(id); it != rooms_.end()) Fail(id, it->second, why, true, now);
 }
 
-void PrefillRooms::BeginForward(int64_t step, RoomId id, const Chunk& chunk, std::span<const PageId> source) {
+Status PrefillRooms::Register(Room& room, const Chunk& chunk, std::span<const PageId> source) const {
+  const PageSpan span = ChunkPages(chunk, room.first_page);
+  const int32_t end = room.first_page + int32_t(room.destination.size());
+  if (!chunk.first && chunk.start != room.next_token)
+    return Internal("a chunk starts at token {}, the one before ended at {}", chunk.start, room.next_token);
+  if (span.end > end || size_t(span.end) > source.size())
+    return Internal("a chunk fills pages [{}, {}), the sequence has {} pages and decode reserved up to {}",
+                    span.begin, span.end, source.size(), end);
+  for (int32_t i = span.begin; i < span.end; ++i)
+    if (room.registered[size_t(i - room.first_page)])
+      return Internal("page {} of the prompt is in two chunks", i);
+  for (int32_t i = span.begin; i < span.end; ++i) room.registered[size_t(i - room.first_page)] = true;
+  return OkStatus();
+}
+
+std::vector<std::vector<PageMove>> PrefillRooms::MovesByLane(const Room& room, PageSpan span,
+                                                             std::span<const PageId> source) const {
+  std::vector<std::vector<PageMove>> moves;
+  for (int32_t lane = 0; lane < options_.lanes; ++lane)
+    moves.push_back(Moves(span, room.first_page, source, room.destination, options_.lanes, lane));
+  return moves;
+}
+
+void PrefillRooms::BeginForward(int64_t step, RoomId id, const Chunk& chunk, std::span<const PageId> source,
+                                Nanos now) {
   const auto it = rooms_.find(id);
   if (it == rooms_.end() || it->second.state == State::kDraining) return;
   Room& room = it->second;
   SLUICE_CHECK(room.state != State::kBootstrapping, "room {} runs before decode reserved pages", id);
   if (!room.chunks.insert(chunk.start).second) return;
+  if (room.state == State::kReady) room.record.queue_s = Seconds(now - room.reserved);
   room.state = State::kSending;
   ++room.forwards;
+  if (room.outstanding == 0 && room.idle_since == 0) room.idle_since = now;
+  room.progress = now;
   Context context;
   context.room = id;
   context.chunk = chunk;
-  context.moves = Moves(ChunkPages(chunk, room.first_page), room.first_page, source, room.destination, 1, -1);
+  context.per_layer = options_.per_layer;
+  if (const Status fault = Register(room, chunk, source); fault.ok()) {
+    const PageSpan span = ChunkPages(chunk, room.first_page);
+    context.moves = MovesByLane(room, span, source);
+    if (options_.record) actions_.push_back(ChunkRegistered{id, chunk, span, context.moves});
+  } else {
+    context.per_layer = false;
+    context.moves.resize(size_t(options_.lanes));
+    if (room.fallback.empty()) room.fallback = std::string(Message(fault));
+    room.record.error = room.fallback;
+  }
+  room.next_token = chunk.end;
+  if (!room.fallback.empty() && source.size() > room.source.size())
+    room.source.assign(source.begin(), source.end());
   if (Planted(Plant::kRelativeChunk))
-    for (PageMove& move : context.moves)
-      move.to = room.destination[size_t(move.ordinal - context.moves.front().ordinal)];
+    for (auto& moves : context.moves)
+      for (PageMove& move : moves) move.to = room.destination[size_t(move.ordinal - moves.front().ordinal)];
   if (Planted(Plant::kSharedContext) && !forwards_[step].empty())
     context.moves = forwards_[step].front().moves;
   context.enqueued.assign(layout_.latent_layers().size(), false);
   forwards_[step].push_back(std::move(context));
 }
 
-void PrefillRooms::Enqueue(Context& context, Room& room, LogicalLayer layer) {
+void PrefillRooms::Enqueue(Context& context, Room& room, LogicalLayer layer, Nanos now) {
   const size_t at = layer_position_.at(layer.value);
   if (context.enqueued[at]) {
     ++stats_.repeated_hooks;
@@ -174,40 +237,99 @@ void PrefillRooms::Enqueue(Context& context, Room& room, LogicalLayer layer) {
   }
   context.enqueued[at] = true;
   context.pending.push_back(layer);
-  if (int32_t(context.pending.size()) >= options_.layer_group) Flush(context, room);
+  if (int32_t(context.pending.size()) >= options_.layer_group) Flush(context, room, now);
 }
 
-void PrefillRooms::Flush(Context& context, Room& room) {
+void PrefillRooms::Flush(Context& context, Room& room, Nanos now) {
   if (context.pending.empty()) return;
-  std::vector<LogicalLayer> layers = std::exchange(context.pending, {});
-  if (context.moves.empty()) return;  // nothing to receive: no bytes, no sample, complete at once
-  int64_t bytes = 0;
-  const uint32_t pages = uint32_t(context.moves.size());
-  for (const LogicalLayer l : layers) {
-    bytes += layout_.latent_page_bytes() * pages;
-    room.counts[{uint8_t(KvComponent::kLatent), l.value}] += pages;
-    if (layout_.IndexSlot(l).valid()) {
-      bytes += layout_.index_page_bytes() * pages;
+  const std::vector<LogicalLayer> layers = std::exchange(context.pending, {});
+  for (const std::vector<PageMove>& moves : context.moves) {
+    if (moves.empty()) continue;  // nothing of this rank's to receive: no bytes, no sample, complete at once
+    const uint32_t pages = uint32_t(moves.size());
+    for (const LogicalLayer l : layers) {
+      room.counts[{uint8_t(KvComponent::kLatent), l.value}] += pages;
+      if (!layout_.IndexSlot(l).valid()) continue;
       const int32_t name = Planted(Plant::kPositionalLayers) ? layout_.IndexSlot(l).value : l.value;
       room.counts[{uint8_t(KvComponent::kIndex), name}] += pages;
     }
+    Post(room, PostWrite{0, context.room, room.peer, layers, moves}, 0, now);
   }
-  const WriteId id = next_write_++;
-  writes_[id] = {context.room, bytes};
-  ++room.outstanding;
-  ++stats_.writes_posted;
-  actions_.push_back(PostWrite{id, context.room, room.peer, std::move(layers), context.moves});
 }
 
-void PrefillRooms::OnLayerFinal(int64_t step, LogicalLayer layer, Nanos) {
+void PrefillRooms::Post(Room& room, PostWrite write, int32_t attempt, Nanos now) {
+  write.id = next_write_++;
+  if (room.first_write == 0) room.first_write = now;
+  StopWaiting(room, now);
+  ++room.outstanding;
+  ++room.record.writes;
+  ++stats_.writes_posted;
+  room.progress = now;
+  writes_[write.id] = {write, attempt};
+  actions_.push_back(std::move(write));
+}
+
+void PrefillRooms::StopWaiting(Room& room, Nanos now) {
+  if (room.idle_since != 0) room.record.wait_layers_s += Seconds(now - room.idle_since);
+  room.idle_since = 0;
+}
+
+void PrefillRooms::OnLayerFinal(int64_t step, LogicalLayer layer, Nanos now) {
   if (!options_.per_layer) return;
   const auto it = forwards_.find(step);
   if (it == forwards_.end()) return;
   for (Context& context : it->second) {
+    if (!context.per_layer) continue;
     const auto room = rooms_.find(context.room);
     if (room == rooms_.end() || room->second.state != State::kSending) continue;
-    Enqueue(context, room->second, layer);
+    Enqueue(context, room->second, layer, now);
+    // The short group at the end has nothing to wait for, and much of the forward is still to come.
+    if (layer == layout_.latent_layers().back()) Flush(context, room->second, now);
   }
+}
+
+// Layers of the chunk that no hook has reported; in a monolithic chunk all of them.
+void PrefillRooms::SendAll(Context& context, Room& room, Nanos now) {
+  size_t left = layout_.latent_layers().size();
+  if (Planted(Plant::kCountedLayers) && options_.per_layer) --left;  // those that have hooks
+  int64_t pages = 0;
+  for (const auto& moves : context.moves) pages += int64_t(moves.size());
+  for (const LogicalLayer layer : layout_.latent_layers()) {
+    if (left-- == 0) break;
+    if (context.enqueued[layer_position_.at(layer.value)]) continue;
+    if (context.per_layer && pages > 0) {
+      const int64_t bytes = pages * (layout_.latent_page_bytes() +
+                                     (layout_.IndexSlot(layer).valid() ? layout_.index_page_bytes() : 0));
+      ++stats_.layers_sent_at_end;
+      ++room.record.layers_at_end;
+      stats_.bytes_sent_at_end += bytes;
+      room.record.bytes_at_end += bytes;
+    }
+    Enqueue(context, room, layer, now);
+  }
+  Flush(context, room, now);
+}
+
+// What chunks with a fault left out, so that the union is that of a room without one.
+void PrefillRooms::SendUnregistered(RoomId id, Room& room, const Chunk& chunk, Nanos now) {
+  const PageSpan whole = RequestPages(room.prompt_tokens, room.first_page);
+  if (room.source.size() < size_t(whole.end)) {
+    Fail(id, room,
+         Internal("room {}: {}; the last forward named {} of {} pages, so they cannot be sent", id,
+                  room.fallback, room.source.size(), whole.end),
+         true, now);
+    return;
+  }
+  Context rest;
+  rest.room = id;
+  rest.chunk = chunk;
+  rest.per_layer = false;
+  rest.moves = MovesByLane(room, whole, room.source);
+  for (auto& moves : rest.moves)
+    std::erase_if(moves,
+                  [&](const PageMove& m) { return room.registered[size_t(m.ordinal - room.first_page)]; });
+  rest.enqueued.assign(layout_.latent_layers().size(), false);
+  room.registered.assign(room.registered.size(), true);
+  SendAll(rest, room, now);
 }
 
 void PrefillRooms::EndForward(int64_t step, const Status& status, Nanos now) {
@@ -219,20 +341,19 @@ void PrefillRooms::EndForward(int64_t step, const Status& status, Nanos now) {
     const auto found = rooms_.find(context.room);
     if (found == rooms_.end()) continue;
     Room& room = found->second;
-    --room.forwards;
+    if (--room.forwards == 0) StopWaiting(room, now);
+    room.progress = now;
     if (room.state == State::kSending && !status.ok()) {
       Fail(context.room, room, status, true, now);
-    } else if (room.state == State::kSending) {
-      size_t left = layout_.latent_layers().size();
-      if (Planted(Plant::kCountedLayers) && options_.per_layer) --left;  // those that have hooks
-      for (const LogicalLayer layer : layout_.latent_layers()) {
-        if (left-- == 0) break;
-        if (context.enqueued[layer_position_.at(layer.value)]) continue;
-        if (options_.per_layer) ++stats_.layers_sent_at_end;
-        Enqueue(context, room, layer);
+      continue;
+    }
+    if (room.state == State::kSending) {
+      if (context.chunk.last) room.forward_end = now;
+      SendAll(context, room, now);
+      if (context.chunk.last) {
+        room.last_chunk_sent = true;
+        if (!room.fallback.empty()) SendUnregistered(context.room, room, context.chunk, now);
       }
-      Flush(context, room);
-      if (context.chunk.last) room.last_chunk_sent = true;
     }
     MaybeFinish(context.room, now);
   }
@@ -249,26 +370,61 @@ void PrefillRooms::SetAux(RoomId id, Aux aux, Nanos now) {
 void PrefillRooms::OnWriteDone(WriteId id, const Status& status, Nanos now) {
   const auto it = writes_.find(id);
   SLUICE_CHECK(it != writes_.end(), "write {} completed twice or was never posted", id);
-  const Write write = it->second;
+  Write write = std::move(it->second);
   writes_.erase(it);
-  Room& room = rooms_.at(write.room);  // a room with outstanding writes is never erased
+  const RoomId room_id = write.post.room;
+  Room& room = rooms_.at(room_id);  // a room with outstanding writes is never erased
   --room.outstanding;
+  room.progress = now;
   if (status.ok()) {
-    room.bytes += write.bytes;
-    stats_.bytes_sent += write.bytes;
-    if (room.forwards > 0) stats_.bytes_before_forward_end += write.bytes;
+    const int64_t pages = int64_t(write.post.pages.size());
+    for (const LogicalLayer l : write.post.layers) {
+      const int64_t latent = pages * layout_.latent_page_bytes();
+      const int64_t index = layout_.IndexSlot(l).valid() ? pages * layout_.index_page_bytes() : 0;
+      if (IsDraft(l)) {
+        room.record.draft_bytes += latent + index;
+        stats_.draft_bytes += latent + index;
+      } else {
+        room.record.latent_bytes += latent;
+        room.record.index_bytes += index;
+        stats_.latent_bytes += latent;
+        stats_.index_bytes += index;
+      }
+      room.done[l.value] += uint32_t(pages);
+      room.bytes += latent + index;
+      stats_.bytes_sent += latent + index;
+      if (room.forwards > 0) {
+        room.record.bytes_overlapped += latent + index;
+        stats_.bytes_before_forward_end += latent + index;
+      }
+    }
+    stats_.pages_sent += pages;
+    room.last_done = now;
+  } else if (room.state == State::kSending && absl::IsUnavailable(status) &&
+             write.attempt < options_.write_retries) {
+    // The peer lives, or its loss would have ended the room. What was acknowledged stays so; this goes again.
+    room.record.error = std::string(Message(status));
+    ++room.record.retries;
+    ++stats_.write_retries;
+    Post(room, std::move(write.post), write.attempt + 1, now);
+    return;
   } else {
-    Fail(write.room, room, status, true, now);
+    Fail(room_id, room, status, true, now);
+    return;
   }
-  MaybeFinish(write.room, now);
+  if (room.outstanding == 0 && room.forwards > 0) room.idle_since = now;
+  MaybeFinish(room_id, now);
 }
 
 void PrefillRooms::Fail(RoomId id, Room& room, const Status& why, bool tell_peer, Nanos now) {
   if (room.state != State::kDraining) {
+    const char* phase = RecordOf(id, room).phase;
     room.state = State::kDraining;
     room.failure = why;
+    room.deadline = now + options_.waiting_timeout;
+    room.record.error = std::string(Message(why));
     if (tell_peer && room.peer.valid() && !room.abort_wanted)
-      actions_.push_back(SendFrame{room.peer, Failed{id, "prefill", std::string(Message(why))}});
+      actions_.push_back(SendFrame{room.peer, Failed{id, phase, std::string(Message(why))}});
     actions_.push_back(RoomFailed{id, why});
   }
   MaybeFinish(id, now);
@@ -291,15 +447,79 @@ void PrefillRooms::MaybeFinish(RoomId id, Nanos now) {
     return;
   }
   if (room.state != State::kSending || !room.last_chunk_sent || !room.has_aux) return;
+  const int64_t aux_bytes = int64_t(EncodedBytes(room.aux));
+  room.record.aux_bytes = aux_bytes;
+  stats_.aux_bytes += aux_bytes;
   Complete complete{id, uint64_t(room.bytes), {}, std::move(room.aux), {}};
   if (Planted(Plant::kMixedAux)) std::swap(complete.aux.cached_device, complete.aux.cached_host);
   for (const auto& [key, pages] : room.counts) complete.counts.push_back({key.first, key.second, pages});
   actions_.push_back(SendFrame{room.peer, std::move(complete)});
   ++stats_.rooms_completed;
+  CountMode(room);
   End(id, room, OkStatus(), now);
 }
 
-void PrefillRooms::End(RoomId id, Room&, const Status& status, Nanos now) {
+// A room that had nothing to send is no sample of any mode's times.
+void PrefillRooms::CountMode(Room& room) {
+  if (room.record.writes == 0) {
+    ++stats_.rooms_empty;
+    return;
+  }
+  ++(!room.fallback.empty() ? stats_.rooms_by_fault
+     : options_.per_layer   ? stats_.rooms_per_layer
+                            : stats_.rooms_by_flag);
+  room.record.wait_completions_s = Seconds(room.last_done - room.forward_end);
+  room.record.transfer_s = Seconds(room.last_done - room.first_write);
+  stats_.wait_layers_s += room.record.wait_layers_s;
+  stats_.wait_completions_s += room.record.wait_completions_s;
+  stats_.transfer_s += room.record.transfer_s;
+}
+
+RoomRecord PrefillRooms::RecordOf(RoomId id, const Room& room) const {
+  RoomRecord r = room.record;
+  r.room = id;
+  r.phase = room.state == State::kBootstrapping ? "bootstrap"
+            : room.state == State::kReady       ? "queued"
+            : room.state == State::kSending     ? "sending"
+                                                : "draining";
+  r.fallback = !room.fallback.empty() ? room.fallback : options_.per_layer ? "" : "asked for by flag";
+  r.mode = room.destination.empty() && room.state != State::kBootstrapping ? "empty"
+           : r.fallback.empty()                                            ? "per_layer"
+                                                                           : "monolithic";
+  r.prompt_tokens = room.prompt_tokens;
+  r.pages = int64_t(room.destination.size());
+  r.chunks = int64_t(room.chunks.size());
+  r.layers = int32_t(layout_.latent_layers().size());
+  if (room.destination.empty()) r.layers_done = room.last_chunk_sent ? r.layers : 0;
+  for (const auto& [layer, pages] : room.done)
+    r.layers_done += !room.destination.empty() && pages >= room.destination.size();
+  r.bytes_done = room.bytes;
+  r.bytes = r.pages * layout_.page_bytes();
+  return r;
+}
+
+std::vector<RoomRecord> PrefillRooms::Records(size_t most) const {
+  std::vector<RoomRecord> records;
+  for (const auto& [id, room] : rooms_) {
+    if (records.size() >= most) break;
+    records.push_back(RecordOf(id, room));
+  }
+  return records;
+}
+
+std::vector<RoomRecord> PrefillRooms::TakeEndedRecords() {
+  std::vector<RoomRecord> records(std::make_move_iterator(ended_.begin()),
+                                  std::make_move_iterator(ended_.end()));
+  ended_.clear();
+  return records;
+}
+
+void PrefillRooms::End(RoomId id, Room& room, const Status& status, Nanos now) {
+  RoomRecord record = RecordOf(id, room);
+  record.phase = "ended";
+  record.result = status.ok() ? "ok" : absl::IsAborted(status) ? "aborted" : "failed";
+  if (ended_.size() >= kEndedKept) ended_.pop_front();
+  ended_.push_back(std::move(record));
   actions_.push_back(RoomEnded{id, status});
   rooms_.erase(id);
   if (!Planted(Plant::kNoTombstone)) tombstones_[id] = now + options_.tombstone;
@@ -307,13 +527,36 @@ void PrefillRooms::End(RoomId id, Room&, const Status& status, Nanos now) {
 
 void PrefillRooms::Tick(Nanos now) {
   std::vector<RoomId> expired;
-  for (const auto& [id, room] : rooms_)
+  std::vector<PeerId> fence;
+  for (auto& [id, room] : rooms_) {
     if (room.state == State::kBootstrapping && now >= room.deadline) expired.push_back(id);
-  for (const RoomId id : expired)
-    Fail(id, rooms_.at(id),
-         DeadlineExceeded("room {}: no reservation of a decode instance within {} s (bootstrap phase)", id,
-                          options_.bootstrap_timeout / 1'000'000'000),
+    // No write of it has ended for so long although the peer seems to live.
+    if (room.state == State::kSending && room.outstanding > 0 &&
+        now - room.progress >= options_.waiting_timeout)
+      expired.push_back(id);
+    if (room.state == State::kDraining && room.outstanding > 0 && now >= room.deadline && !room.fencing) {
+      room.fencing = true;
+      bool known = false;
+      for (const PeerId p : fence) known |= p == room.peer;
+      if (!known) fence.push_back(room.peer);
+    }
+  }
+  for (const RoomId id : expired) {
+    Room& room = rooms_.at(id);
+    const RoomRecord record = RecordOf(id, room);
+    Fail(id, room,
+         room.state == State::kBootstrapping
+             ? DeadlineExceeded(
+                   "room {}: no reservation of a decode instance within {} s (bootstrap phase: {})", id,
+                   options_.bootstrap_timeout / 1'000'000'000, ProgressText(record))
+             : DeadlineExceeded("room {}: no write has ended for {} s ({} phase: {})", id,
+                                options_.waiting_timeout / 1'000'000'000, record.phase, ProgressText(record)),
          true, now);
+  }
+  for (const PeerId peer : fence) {
+    ++stats_.fences;
+    actions_.push_back(FencePeer{peer});
+  }
   for (auto it = early_.begin(); it != early_.end();) {
     if (now < it->second.deadline) {
       ++it;

@@ -69,7 +69,7 @@ class Rules : public ::testing::Test {
 TEST_F(Rules, CachedPrefixGoesWithTheFirstChunksHooks) {
   Make(3, 1);
   Ready(1, 256);
-  rooms_->BeginForward(1, 1, {128, 200, true, false}, Source(256));
+  rooms_->BeginForward(1, 1, {128, 200, true, false}, Source(256), 0);
   EXPECT_TRUE(Writes().empty()) << "nothing is final yet";
   Layers(1, 0, 1);
   const auto writes = Writes();
@@ -82,7 +82,7 @@ TEST_F(Rules, CachedPrefixGoesWithTheFirstChunksHooks) {
 TEST_F(Rules, HooksOfAnotherForwardDoNotReachAContext) {
   Make(3, 1);
   Ready(1, 128);
-  rooms_->BeginForward(1, 1, {0, 64, true, false}, Source(128));
+  rooms_->BeginForward(1, 1, {0, 64, true, false}, Source(128), 0);
   Layers(2, 0, 3);
   EXPECT_TRUE(Writes().empty());
   Layers(1, 0, 2);
@@ -95,7 +95,7 @@ TEST_F(Rules, HooksOfAnotherForwardDoNotReachAContext) {
 TEST_F(Rules, AHookThatFiresAgainSendsNothingAgain) {
   Make(3, 1);
   Ready(1, 64);
-  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
+  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
   Layers(1, 0, 3);
   Layers(1, 0, 3);
   rooms_->EndForward(1, OkStatus(), 0);
@@ -103,12 +103,17 @@ TEST_F(Rules, AHookThatFiresAgainSendsNothingAgain) {
   EXPECT_EQ(rooms_->stats().repeated_hooks, 3);
 }
 
-TEST_F(Rules, AFailedWriteEndsTheRoomAndTellsDecode) {
+TEST_F(Rules, AWriteThatKeepsFailingEndsTheRoomAndTellsDecode) {
   Make();
   Ready(1, 64);
-  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
+  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
   rooms_->EndForward(1, OkStatus(), 0);
-  const auto writes = Writes();
+  auto writes = Writes();
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    ASSERT_EQ(writes.size(), 1u);
+    rooms_->OnWriteDone(writes[0].id, Unavailable("link down"), 0);
+    writes = Writes();
+  }
   ASSERT_EQ(writes.size(), 1u);
   rooms_->OnWriteDone(writes[0].id, Unavailable("link down"), 0);
   auto actions = rooms_->TakeActions();
@@ -125,7 +130,7 @@ TEST_F(Rules, MiddleChunksSendWholePagesAndTheLastOneTheRest) {
   int64_t step = 0;
   for (const Chunk c :
        {Chunk{0, 100, true, false}, Chunk{100, 130, false, false}, Chunk{130, 200, false, true}}) {
-    rooms_->BeginForward(++step, 1, c, Source(200));
+    rooms_->BeginForward(++step, 1, c, Source(200), 0);
     rooms_->EndForward(step, OkStatus(), 0);
     auto& list = ordinals.emplace_back();
     for (const PostWrite& w : Writes())
@@ -140,13 +145,13 @@ TEST_F(Rules, MiddleChunksSendWholePagesAndTheLastOneTheRest) {
 TEST_F(Rules, SeventyNineLayersAreTenSubmitsAndTheShortGroupIsFlushed) {
   Make(79, 8);
   Ready(1, 64);
-  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
+  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
   Layers(1, 0, 79);
-  EXPECT_EQ(Writes().size(), 9u);
+  const auto writes = Writes();
+  ASSERT_EQ(writes.size(), 10u) << "the short one does not wait for the forward's end";
+  EXPECT_EQ(writes.back().layers.size(), 7u);
   rooms_->EndForward(1, OkStatus(), 0);
-  const auto last = Writes();
-  ASSERT_EQ(last.size(), 1u);
-  EXPECT_EQ(last[0].layers.size(), 7u);
+  EXPECT_TRUE(Writes().empty());
 }
 
 TEST_F(Rules, ASecondDestinationForARoomIsRefusedAndTheFirstGoesOn) {
@@ -155,7 +160,7 @@ TEST_F(Rules, ASecondDestinationForARoomIsRefusedAndTheFirstGoesOn) {
   rooms_->OnFrame(kOther, Reserve{1, 0, 64, {}, 0, {55}}, 0);
   auto actions = rooms_->TakeActions();
   EXPECT_EQ(Frames<Failed>(actions), 1);
-  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
+  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
   rooms_->EndForward(1, OkStatus(), 0);
   const auto writes = Writes();
   ASSERT_EQ(writes.size(), 1u);
@@ -168,8 +173,8 @@ TEST_F(Rules, TwoRoomsOfOneForwardKeepTheirOwnDestinations) {
   Ready(1, 64);
   ASSERT_TRUE(rooms_->Add(2, 64, {}, 0).ok());
   rooms_->OnFrame(kOther, Reserve{2, 0, 64, {}, 0, {77}}, 0);
-  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
-  rooms_->BeginForward(1, 2, {0, 64, true, true}, Source(64));
+  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
+  rooms_->BeginForward(1, 2, {0, 64, true, true}, Source(64), 0);
   rooms_->EndForward(1, OkStatus(), 0);
   const auto writes = Writes();
   ASSERT_EQ(writes.size(), 2u);
@@ -181,7 +186,7 @@ TEST_F(Rules, TwoRoomsOfOneForwardKeepTheirOwnDestinations) {
 TEST_F(Rules, RegisteringAChunkTwiceIsOnce) {
   Make();
   Ready(1, 64);
-  for (int i = 0; i < 9; ++i) rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
+  for (int i = 0; i < 9; ++i) rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
   Layers(1, 0, 3);
   rooms_->EndForward(1, OkStatus(), 0);
   EXPECT_EQ(Writes().size(), 1u);
@@ -190,7 +195,7 @@ TEST_F(Rules, RegisteringAChunkTwiceIsOnce) {
 TEST_F(Rules, ARoomThatEndsKeepsItsPagesUntilItsWritesAndItsForwardAreOver) {
   Make(3, 1);
   Ready(1, 64);
-  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
+  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
   Layers(1, 0, 1);
   const auto writes = Writes();
   rooms_->Cancel(1, Aborted("client"), 0);
@@ -228,7 +233,7 @@ TEST_F(Rules, AnAbortWithoutWritesIsAnsweredAtOnceAndFailsBeforeItIsAnswered) {
 TEST_F(Rules, AWriteCountsAsOutstandingFromTheMomentItIsPosted) {
   Make(3, 1);
   Ready(1, 64);
-  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
+  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
   Layers(1, 0, 1);  // posted; the transport has not seen it
   rooms_->OnFrame(kDecode, Abort{1, 0, "client"}, 0);
   rooms_->EndForward(1, OkStatus(), 0);
@@ -241,7 +246,7 @@ TEST_F(Rules, AWriteCountsAsOutstandingFromTheMomentItIsPosted) {
 TEST_F(Rules, AnAbortAfterTheEndIsAnsweredAndChangesNothing) {
   Make();
   Ready(1, 64);
-  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64));
+  rooms_->BeginForward(1, 1, {0, 64, true, true}, Source(64), 0);
   rooms_->EndForward(1, OkStatus(), 0);
   for (const PostWrite& w : Writes()) rooms_->OnWriteDone(w.id, OkStatus(), 0);
   rooms_->SetAux(1, {}, 0);

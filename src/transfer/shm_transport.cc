@@ -6,10 +6,14 @@
 #include <thread>
 #include <unordered_map>
 
+#include "base/stream_copy.h"
 #include "transfer/transport.h"
 
 namespace sluice::transfer {
 namespace {
+
+constexpr int64_t kStreamBytes =
+    256 << 10;  // of one layer: a write of at least that does not stay in a cache
 
 class ShmTransport final : public Transport {
  public:
@@ -121,20 +125,52 @@ class ShmTransport final : public Transport {
       if (m.to.value < 0 || m.to.value >= remote_pages)
         return Internal("destination page {} of a pool of {}", m.to.value, remote_pages);
     }
+    const bool stream = int64_t(write.pages.size()) * layout.latent_page_bytes() >= kStreamBytes;
     for (const LogicalLayer layer : write.layers) {
       if (Removed(write.peer)) return Unavailable("the connection was cut during the write");
       const bool index = layout.IndexSlot(layer).valid();
-      for (const PageMove& m : write.pages) {
-        std::memcpy(remote.Latent(layer, m.to), pool_.Latent(layer, m.from),
-                    size_t(layout.latent_page_bytes()));
-        if (index)
-          std::memcpy(remote.Index(layer, m.to), pool_.Index(layer, m.from),
-                      size_t(layout.index_page_bytes()));
-      }
-      Throttle(int64_t(write.pages.size()) *
-               (layout.latent_page_bytes() + (index ? layout.index_page_bytes() : 0)));
+      int64_t bytes = CopyPieces(
+          write.pages, layout.latent_page_bytes(), stream,
+          [&](PageId page) { return pool_.Latent(layer, page); },
+          [&](PageId page) { return remote.Latent(layer, page); });
+      if (index)
+        bytes += CopyPieces(
+            write.pages, layout.index_page_bytes(), stream,
+            [&](PageId page) { return pool_.Index(layer, page); },
+            [&](PageId page) { return remote.Index(layer, page); });
+      Throttle(bytes);
     }
     return OkStatus();
+  }
+
+  // One component of one layer: pages that lie in a row on both sides go in one copy. A large write passes by
+  // the caches, which neither side would find it in when it reads it.
+  template <typename From, typename To>
+  static int64_t CopyPieces(const std::vector<PageMove>& pages, int64_t bytes, bool stream, const From& from,
+                            const To& to) {
+    const auto copy = [&](std::byte* t, const std::byte* f, size_t n) {
+      if (stream)
+        StreamCopy(t, f, n);
+      else
+        std::memcpy(t, f, n);
+    };
+    const std::byte* from_run = nullptr;
+    std::byte* to_run = nullptr;
+    int64_t run = 0;
+    for (const PageMove& m : pages) {
+      const std::byte* f = from(m.from);
+      std::byte* t = to(m.to);
+      if (run > 0 && from_run + run == f && to_run + run == t) {
+        run += bytes;
+        continue;
+      }
+      if (run > 0) copy(to_run, from_run, size_t(run));
+      from_run = f;
+      to_run = t;
+      run = bytes;
+    }
+    if (run > 0) copy(to_run, from_run, size_t(run));
+    return int64_t(pages.size()) * bytes;
   }
 
   void Throttle(int64_t bytes) {

@@ -12,17 +12,21 @@ class TcpTransport final : public Transport {
   std::vector<std::string> Regions() const override { return {}; }
   Status AddPeer(PeerId, const Hello&) override { return OkStatus(); }
   void Post(const PostWrite& write) override {
-    BulkHeader header;
-    header.room = write.room;
+    // A frame a layer: what an abort waits for, and what a heartbeat waits behind, is one of them.
     std::vector<int32_t> from;
     from.reserve(write.pages.size());
+    BulkHeader header;
+    header.room = write.room;
     header.pages.reserve(write.pages.size());
-    for (const LogicalLayer layer : write.layers) header.layers.push_back(layer.value);
     for (const PageMove& move : write.pages) {
       from.push_back(move.from.value);
       header.pages.push_back(move.to.value);
     }
-    net_->SendBulk(write.peer, write.id, header, PagePieces::Of(pool_, header.layers, from));
+    for (const LogicalLayer& layer : write.layers) {
+      header.layers = {layer.value};
+      net_->SendBulk(write.peer, write.id, header, PagePieces::Of(pool_, header.layers, from),
+                     &layer == &write.layers.back());
+    }
   }
   void Poll(std::vector<WriteDone>* done) override {
     for (PeerNet::Written& w : net_->TakeWritten()) done->push_back({w.id, std::move(w.status)});

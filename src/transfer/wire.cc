@@ -37,6 +37,11 @@ class Writer {
     Put(c.layer);
     Put(c.pages);
   }
+  void Put(const RoomProgress& p) {
+    Put(p.layers);
+    Put(p.bytes);
+    Put(p.error);
+  }
   void Put(const AuxToken& t) {
     Put(t.token);
     Put(t.logprob);
@@ -88,6 +93,11 @@ class Reader {
     Get(c.layer);
     Get(c.pages);
   }
+  void Get(RoomProgress& p) {
+    Get(p.layers);
+    Get(p.bytes);
+    Get(p.error);
+  }
   void Get(AuxToken& t) {
     Get(t.token);
     Get(t.logprob);
@@ -116,6 +126,7 @@ class Reader {
     if constexpr (std::is_same_v<T, std::string>) return 4;
     if constexpr (std::is_same_v<T, LayerCount>) return 9;
     if constexpr (std::is_same_v<T, AuxToken>) return 20;
+    if constexpr (std::is_same_v<T, RoomProgress>) return 16;
     return sizeof(T);
   }
   bool Has(size_t n) {
@@ -151,7 +162,7 @@ void Fields(S&& s, auto& m) {
     s(m.room);
   } else {
     static_assert(std::is_same_v<M, Heartbeat>);
-    s(m.epoch, m.sequence, m.rooms);
+    s(m.epoch, m.sequence, m.rooms, m.progress);
   }
 }
 
@@ -213,6 +224,13 @@ std::vector<std::byte> Encode(const ControlMessage& message) {
   const uint32_t payload = uint32_t(w.out.size() - kHeaderBytes);
   std::memcpy(w.out.data() + 8, &payload, 4);
   return std::move(w.out);
+}
+
+size_t EncodedBytes(const Aux& aux) {
+  constexpr size_t kOthers = kHeaderBytes + 8 + 8 + 4 + 4;  // room, bytes, and the two lists' counts
+  Complete whole;
+  whole.aux = aux;
+  return Encode(whole).size() - kOthers;
 }
 
 StatusOr<ControlMessage> Decode(std::span<const std::byte> frame) {

@@ -21,7 +21,7 @@
 
 namespace sluice::transfer {
 
-constexpr uint16_t kProtocolVersion = 1;
+constexpr uint16_t kProtocolVersion = 2;
 constexpr uint32_t kMaxPayloadBytes =
     16u << 20;  // a reservation of 4 M pages; the largest message that makes sense
 
@@ -121,10 +121,17 @@ struct AbortAck {  // no writer of mine is active any more for this room
 // Prefill to decode: alive, and these rooms of yours are queued or running here. A room that is missing from
 // the list gets no sign of life from it, so a lost frame ends by that room's deadline while queue time on a
 // healthy peer does not.
+struct RoomProgress {  // how far the sender is, for the receiver's report when it gives up
+  uint32_t layers = 0;
+  uint64_t bytes = 0;
+  std::string error;  // the last one
+  friend bool operator==(const RoomProgress&, const RoomProgress&) = default;
+};
 struct Heartbeat {
   uint64_t epoch = 0;
   uint64_t sequence = 0;
   std::vector<RoomId> rooms;
+  std::vector<RoomProgress> progress;  // of each of them, or empty
 };
 
 using ControlMessage = std::variant<Hello, HelloAck, Reserve, Complete, Failed, Abort, AbortAck, Heartbeat>;
@@ -132,6 +139,7 @@ using ControlMessage = std::variant<Hello, HelloAck, Reserve, Complete, Failed, 
 std::vector<std::byte> Encode(const ControlMessage& message);
 // One whole frame. Errors name what is wrong.
 StatusOr<ControlMessage> Decode(std::span<const std::byte> frame);
+size_t EncodedBytes(const Aux& aux);  // what it takes of a frame
 const char* TypeName(const ControlMessage& message);
 
 // Cuts a byte stream into frames. After an error the stream is dead.

@@ -46,7 +46,7 @@ std::vector<ControlMessage> Samples() {
           Failed{1, "transfer", "why"},
           Abort{2, 1, "client"},
           AbortAck{2},
-          Heartbeat{7, 8, {1, 2}}};
+          Heartbeat{7, 8, {1, 2}, {{3, 4000, "reset"}, {}}}};
 }
 
 TEST(Wire, EveryMessageSurvivesARoundTripByteByByte) {

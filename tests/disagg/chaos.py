@@ -56,6 +56,9 @@ def main():
     until, hurt = time.time() + o.minutes * 60, {}
     while time.time() < until and not wrong:
         time.sleep(rng.uniform(0.5, 3))
+        for p in c.instances() + [c.router]:
+            if p.process.poll() is not None:
+                wrong.append(f"{p.words} ended by itself: {p.process.returncode}: {p.text()[-500:]}")
         victim = rng.choice(c.instances())
         what = rng.choice(["kill", "stop", "short stop", "restart"])
         hurt[what] = hurt.get(what, 0) + 1

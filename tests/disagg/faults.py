@@ -2,16 +2,19 @@
 learns how it ended in time, and nothing stays behind."""
 import argparse
 import json
+import os
 import random
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
 
-from cluster import Cluster, Process, call, free_port, single
+from cluster import SLUICE, Cluster, call
 
+VERSION = 2  # kProtocolVersion of src/transfer/wire.h
 SLOW = ["--disaggregation-rate-limit", "2"]  # MB/s
 TIMES = ["--disaggregation-bootstrap-timeout", "2", "--disaggregation-waiting-timeout", "2",
          "--disaggregation-heartbeat-interval", "0.3", "--disaggregation-heartbeat-max-failure", "2"]
@@ -90,9 +93,9 @@ def lying_frames(c):
     first = c.prefills[0]
     port = int(first.words[first.words.index("--disaggregation-bootstrap-port") + 1])
     rng = random.Random(3)
-    frames = [b"GET / HTTP/1.1\r\n\r\n", b"SLC1", struct.pack("<IHHI", 0x31434C53, 1, 3, 10 << 20),
-              struct.pack("<IHHI", 0x31434C53, 9, 1, 0), struct.pack("<IHHI", 0x31434C53, 1, 99, 4) + b"abcd",
-              struct.pack("<IHHI", 0x31434C53, 1, 6, 8) + bytes(8), struct.pack("<IIQ", 0x31444C53, 16, 1 << 40) + bytes(16),
+    frames = [b"GET / HTTP/1.1\r\n\r\n", b"SLC1", struct.pack("<IHHI", 0x31434C53, VERSION, 3, 10 << 20),
+              struct.pack("<IHHI", 0x31434C53, 9, 1, 0), struct.pack("<IHHI", 0x31434C53, VERSION, 99, 4) + b"abcd",
+              struct.pack("<IHHI", 0x31434C53, VERSION, 6, 8) + bytes(8), struct.pack("<IIQ", 0x31444C53, 16, 1 << 40) + bytes(16),
               struct.pack("<IIQ", 0x31444C53, 1 << 31, 5)]
     frames += [rng.randbytes(rng.randrange(1, 200)) for _ in range(30)]
     for frame in frames:
@@ -180,6 +183,23 @@ def mismatch():
     c.stop()
 
 
+def fake():
+    """Each role warms up and answers alone; an evaluation of what nobody computed is refused."""
+    c = Cluster(common=["--disaggregation-transfer-backend", "fake"])
+    for instance in c.instances():
+        status, answer = call(instance.url, "/generate", {**body(100, 1, 3), "bootstrap_host": "127.0.0.1",
+                                                          "bootstrap_port": 1, "bootstrap_room": 7})
+        expect(status == 200, answer)
+        expect(pd_info(instance)["bytes_sent"] == 0 and pd_info(instance)["bytes_received"] == 0, pd_info(instance))
+    data = os.path.join(os.path.dirname(__file__), "../data/eval/ledger_qa.jsonl")
+    for url in [c.url] + [i.url for i in c.instances()]:
+        run = subprocess.run([SLUICE, "eval", url, "--dataset", data, "--limit", "1", "--passes", "warm"],
+                             capture_output=True, text=True)
+        expect(run.returncode == 2 and "fake" in run.stderr, (run.returncode, run.stderr))
+    c.check_idle()
+    c.stop()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", action="store_true")
@@ -194,6 +214,8 @@ def main():
         c.stop()
     mismatch()
     print("mismatch: right")
+    fake()
+    print("fake: right")
     return 0
 
 
