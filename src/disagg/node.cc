@@ -86,6 +86,13 @@ void Node::NameSelf(NodeStats* stats) const {
   stats->transport = options_.backend;
 }
 
+void Node::Keep(std::shared_ptr<RoomTimeline> timeline, Nanos now, const Status& end) {
+  timeline->ended = now;
+  timeline->failed = !end.ok();
+  if (timelines_.size() == kTimelinesMax) timelines_.erase(timelines_.begin());
+  timelines_.push_back(std::move(timeline));
+}
+
 void Node::StartThread() {
   NameSelf(&stats_);
   thread_ = std::thread([this] { Run(); });
@@ -186,6 +193,7 @@ void Node::Run() {
     NodeStats stats = MakeStats();
     busy = stats.active_rooms > 0 || stats.outstanding_writes > 0;
     NameSelf(&stats);
+    stats.timelines = timelines_;
     for (const auto& [id, peer] : peers_)
       if (peer.ready)
         stats.peers.push_back(fmt::format("{} ({}{})", peer.hello.instance_id, peer.shm ? "shm" : "tcp",

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "disagg/room_timeline.h"
 #include "kv/device_pool.h"
 #include "transfer/peer_net.h"
 #include "transfer/rooms.h"
@@ -70,6 +71,7 @@ struct NodeStats {
   int64_t digests_checked = 0;
   std::vector<std::string> peers;
   std::string last_error;
+  RoomTimelines timelines;
 };
 
 class Node : protected transfer::PeerEvents {
@@ -96,6 +98,7 @@ class Node : protected transfer::PeerEvents {
     }
     if (sleeping_.load(std::memory_order_acquire)) net_.Wake();
   }
+  void Keep(std::shared_ptr<RoomTimeline> timeline, Nanos now, const Status& end);  // progress thread
   void NameSelf(NodeStats* stats) const;
   void RunCommands();  // progress thread
   void Emit(RoomEvent event);
@@ -121,6 +124,7 @@ class Node : protected transfer::PeerEvents {
   };
   std::unordered_map<PeerId, Peer> peers_;
   uint64_t beats_ = 0;
+  RoomTimelines timelines_;  // progress thread
 
  private:
   void Run();

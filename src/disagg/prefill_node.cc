@@ -41,7 +41,10 @@ void PrefillNode::Add(RoomId room, int64_t prompt_tokens, const Digest256& diges
       Emit({RoomEvent::Kind::kEnded, room, s, {}});
       return;
     }
-    timing_[room];
+    RoomTimeline& timeline = *timing_[room].timeline;
+    timeline.room = room;
+    timeline.prompt_tokens = prompt_tokens;
+    timeline.announced = now;
     if (fake_ == nullptr) return;
     Reserve reserve{room, options_.rooms.epoch, uint64_t(prompt_tokens), digest, 0, {}};
     reserve.pages.assign(size_t(CeilDiv(prompt_tokens, kPageTokens)), 1);
@@ -57,7 +60,11 @@ void PrefillNode::BeginForward(int64_t step, RoomId room, const Chunk& chunk, st
   watched_forwards_.fetch_add(1, std::memory_order_relaxed);
   Post([=, this, source = std::move(source)] {
     rooms_.BeginForward(step, room, chunk, source);
-    if (chunk.last) last_chunk_[step].push_back(room);
+    const auto t = timing_.find(room);
+    if (t == timing_.end()) return;
+    std::vector<RoomTimeline::Forward>& forwards = t->second.timeline->forwards;
+    forwards_[step].push_back({room, forwards.size(), chunk.last});
+    forwards.push_back({Now(), 0, chunk.start, chunk.end});
   });
 }
 
@@ -97,10 +104,14 @@ void PrefillNode::DrainLayers(Nanos now) {
       rooms_.OnLayerFinal(e.step, e.layer, now);
       continue;
     }
-    if (const auto it = last_chunk_.find(e.step); it != last_chunk_.end()) {
-      for (const RoomId room : it->second)
-        if (const auto t = timing_.find(room); t != timing_.end()) t->second.forward_end = now;
-      last_chunk_.erase(it);
+    if (const auto it = forwards_.find(e.step); it != forwards_.end()) {
+      for (const Forward& forward : it->second) {
+        const auto t = timing_.find(forward.room);
+        if (t == timing_.end()) continue;
+        if (forward.last) t->second.forward_end = now;
+        t->second.timeline->forwards[forward.index].end = now;
+      }
+      forwards_.erase(it);
     }
     rooms_.EndForward(e.step, e.status, now);
   }
@@ -197,6 +208,26 @@ std::vector<Digest256> PrefillNode::Digests(RoomId room) const {
   return digests;
 }
 
+size_t PrefillNode::Note(const PostWrite& write, bool shm, Nanos now, RoomTimeline* timeline) const {
+  timeline->transport = fake_ ? "fake" : shm ? "shm" : "tcp";
+  if (timeline->moves.size() == kMovesMax) {
+    ++timeline->moves_left_out;
+    return kMovesMax;
+  }
+  RoomTimeline::Move move{.posted = now, .pages = int32_t(write.pages.size())};
+  if (!write.layers.empty()) {
+    move.first_layer = write.layers.front().value;
+    move.last_layer = write.layers.back().value;
+  }
+  for (const LogicalLayer l : write.layers) {
+    const int64_t page =
+        layout_.latent_page_bytes() + (layout_.IndexSlot(l).valid() ? layout_.index_page_bytes() : 0);
+    move.bytes += page * int64_t(write.pages.size());
+  }
+  timeline->moves.push_back(move);
+  return timeline->moves.size() - 1;
+}
+
 void PrefillNode::Perform(Nanos now) {
   for (bool more = true; more;) {
     more = false;
@@ -208,13 +239,14 @@ void PrefillNode::Perform(Nanos now) {
           complete->page_digests = Digests(complete->room);
         if (send->peer != kFakePeer) net_.Send(send->peer, send->message);
       } else if (auto* write = std::get_if<PostWrite>(&action)) {
-        writes_[write->id] = write->room;
+        const auto peer = peers_.find(write->peer);
+        Write& posted = writes_[write->id] = {write->room, kMovesMax};
         if (const auto t = timing_.find(write->room); t != timing_.end()) {
           if (t->second.first_write == 0) t->second.first_write = now;
+          posted.move = Note(*write, peer != peers_.end() && peer->second.shm, now, t->second.timeline.get());
           if (options_.self_check)
             for (const PageMove& m : write->pages) t->second.sent[m.ordinal] = m.from;
         }
-        const auto peer = peers_.find(write->peer);
         Transport* transport = fake_                  ? fake_.get()
                                : peer == peers_.end() ? nullptr
                                : peer->second.shm     ? shm_.get()
@@ -225,6 +257,7 @@ void PrefillNode::Perform(Nanos now) {
           transport->Post(*write);
         }
       } else if (auto* ready = std::get_if<RoomReady>(&action)) {
+        if (const auto t = timing_.find(ready->room); t != timing_.end()) t->second.timeline->ready = now;
         Emit({RoomEvent::Kind::kReady, ready->room, {}, {}});
       } else if (auto* failed = std::get_if<RoomFailed>(&action)) {
         for (Transport* t : {shm_.get(), tcp_.get()})
@@ -239,6 +272,7 @@ void PrefillNode::Perform(Nanos now) {
             totals_.exposed_s += std::max<double>(0, double(time.last_done - time.forward_end) * 1e-9);
             totals_.transfer_s += std::max<double>(0, double(time.last_done - time.first_write) * 1e-9);
           }
+          Keep(std::move(t->second.timeline), now, ended->status);
           timing_.erase(t);
         }
         Emit({RoomEvent::Kind::kEnded, ended->room, ended->status, {}});
@@ -248,7 +282,10 @@ void PrefillNode::Perform(Nanos now) {
       more = true;
       const auto it = writes_.find(d.id);
       if (it == writes_.end()) continue;
-      if (const auto t = timing_.find(it->second); t != timing_.end()) t->second.last_done = now;
+      if (const auto t = timing_.find(it->second.room); t != timing_.end()) {
+        t->second.last_done = now;
+        if (it->second.move < kMovesMax) t->second.timeline->moves[it->second.move].done = now;
+      }
       writes_.erase(it);
       rooms_.OnWriteDone(d.id, d.status, now);
     }

@@ -41,6 +41,7 @@ class PrefillNode final : public Node {
   void Greet(PeerId peer, const transfer::Hello& theirs);
   void Perform(Nanos now);
   void DrainLayers(Nanos now);
+  size_t Note(const transfer::PostWrite& write, bool shm, Nanos now, RoomTimeline* timeline) const;
   void Lost(PeerId peer, const Status& why);
   std::vector<Digest256> Digests(RoomId room) const;
 
@@ -51,10 +52,20 @@ class PrefillNode final : public Node {
     Nanos first_write = 0, last_done = 0;
     int64_t bytes = 0;
     std::map<int32_t, PageId> sent;  // by ordinal, for the self-check
+    std::shared_ptr<RoomTimeline> timeline = std::make_shared<RoomTimeline>();
   };
   std::unordered_map<RoomId, Timing> timing_;
-  std::unordered_map<transfer::WriteId, RoomId> writes_;
-  std::unordered_map<int64_t, std::vector<RoomId>> last_chunk_;  // by step
+  struct Write {
+    RoomId room = 0;
+    size_t move = 0;  // of the room's timeline; kMovesMax: left out
+  };
+  std::unordered_map<transfer::WriteId, Write> writes_;
+  struct Forward {
+    RoomId room = 0;
+    size_t index = 0;  // of the room's timeline
+    bool last = false;
+  };
+  std::unordered_map<int64_t, std::vector<Forward>> forwards_;  // by step
   NodeStats totals_;
   std::vector<transfer::WriteDone> done_;
 

@@ -61,6 +61,7 @@ PdSnapshot ToSnapshot(const disagg::NodeStats& n) {
   s.exposed_s = n.exposed_s;
   s.transfer_s = n.transfer_s;
   s.digests_checked = n.digests_checked;
+  s.timelines = n.timelines;
   return s;
 }
 
