@@ -54,11 +54,14 @@ tsan:
 	scripts/build.sh tsan unit_tests
 	ctest --preset tsan -L unit
 
+# Mutated inputs of every parser and of the grammar compiler, under ASan and UBSan. What fails is in *.last, or is named by number.
 SECONDS_EACH ?= 30
+SEED ?= 1
 fuzz:
 	scripts/build.sh asan fuzz_targets
-	for f in build/asan/tests/fuzz/fuzz_*; do case $$f in *.last) continue;; esac; [ -f $$f ] && [ -x $$f ] || continue; \
-	  $$f --seconds $(SECONDS_EACH) || exit 1; done
+	for f in build/asan/tests/fuzz/fuzz_* build/asan/tests/fuzz/*_fuzz; do \
+	  case $$f in *.last) continue;; esac; [ -f $$f ] && [ -x $$f ] || continue; \
+	  $$f --seconds $(SECONDS_EACH) --seed $(SEED) || exit 1; done
 
 clean:
 	rm -rf build

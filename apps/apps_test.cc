@@ -10,6 +10,7 @@
 
 #include "bundled_model.h"
 #include "commands.h"
+#include "progress_line.h"
 #include "serving_datasets.h"
 #include "version.h"
 
@@ -36,6 +37,14 @@ class Tree {
  private:
   fs::path root_;
 };
+
+TEST(ProgressText, FitsTheTerminalAndNeverOverflowsItsBar) {
+  EXPECT_EQ(ProgressText("loading layers", 3, 6, 60), "loading layers [################----------------] 3 of 6");
+  EXPECT_EQ(ProgressText("requests", 0, 9, 30), "requests [------------] 0 of 9");
+  EXPECT_EQ(ProgressText("requests", 7, 5, 24), "requests 7 of 5");
+  EXPECT_EQ(ProgressText("requests", 7, 5, 79), "requests [" + std::string(32, '#') + "] 7 of 5");
+  EXPECT_EQ(ProgressText("requests", 7, 0, 79), "requests 7 of 0");
+}
 
 TEST(BundledModel, InstalledBesideTheExecutable) {
   Tree tree;

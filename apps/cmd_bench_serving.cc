@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <thread>
 
 #include "commands.h"
@@ -337,7 +338,7 @@ StatusOr<int> Run(const CommandLine& line) {
     std::vector<LoadRequest> first(requests.begin(),
                                    requests.begin() + std::min<long>(long(warmup), long(requests.size())));
     for (LoadRequest& r : first) r.arrival_s = 0;
-    const LoadRun run = RunLoad(client.get(), target, first, false);
+    const LoadRun run = RunLoad(client.get(), target, first, nullptr);
     if (!run.results[0].ok) return Unavailable("the first request fails: {}", run.results[0].error);
   }
   if (!line.Has("--no-flush-cache")) {
@@ -349,9 +350,10 @@ StatusOr<int> Run(const CommandLine& line) {
                 << "\n";
     }
   }
-  const bool progress = isatty(STDERR_FILENO) != 0;
+  auto progress = std::make_optional<ProgressLine>();
   const double cpu_before = FrontEndCpu(client.get(), target);
-  const LoadRun run = RunLoad(client.get(), target, requests, progress);
+  const LoadRun run = RunLoad(client.get(), target, requests, &*progress);
+  progress.reset();
   const double cpu_after = FrontEndCpu(client.get(), target);
   Json figures = {
       {"backend", backend},
@@ -390,7 +392,8 @@ StatusOr<int> Run(const CommandLine& line) {
       reference.model.clear();
       int32_t other_vocab = work.vocab_size;
       RETURN_IF_ERROR(ReadServerInfo(client.get(), &reference, &other_vocab));
-      const LoadRun reference_run = RunLoad(client.get(), reference, requests, progress);
+      ProgressLine progress_there;
+      const LoadRun reference_run = RunLoad(client.get(), reference, requests, &progress_there);
       for (size_t i = 0; i < reference_run.results.size(); ++i) {
         if (!reference_run.results[i].ok) {
           return Unavailable("request {} fails at {}: {}", i, with, reference_run.results[i].error);

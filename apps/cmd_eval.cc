@@ -19,6 +19,7 @@
 #include "eval/runner.h"
 #include "eval/verdict.h"
 #include "eval_golden.h"
+#include "progress_line.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -143,25 +144,6 @@ StatusOr<EvalFlags> ParseFlags(const std::vector<std::string>& args) {
     return Invalid("--expected and --sample are for --dataset; --golden has its own bounds");
   return f;
 }
-
-// A line that rewrites itself, on terminals only.
-class ProgressLine {
- public:
-  ~ProgressLine() {
-    if (shown_) std::fprintf(stderr, "\r%60s\r", "");
-  }
-  void Show(const std::string& what, int64_t done, int64_t all) {
-    if (!terminal_) return;
-    std::lock_guard lock(mutex_);
-    shown_ = true;
-    std::fprintf(stderr, "\r%-60s", fmt::format("{}: {} of {}", what, done, all).c_str());
-  }
-
- private:
-  const bool terminal_ = isatty(STDERR_FILENO) != 0;
-  std::mutex mutex_;
-  bool shown_ = false;
-};
 
 // Storage of a run that names none: private, gone afterwards.
 class PrivateFolder {

@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
+#include "progress_line.h"
 #include "replay.h"
 
 namespace sluice {
@@ -191,14 +192,13 @@ int RunReplay(const std::vector<std::string>& args) {
   if (limit > 0 && limit < int64_t(trace->size())) trace->resize(size_t(limit));
   const auto all = int64_t(trace->size());
   spdlog::set_level(spdlog::level::off);  // the report counts what the cache would warn of
-  std::function<void(int64_t)> progress;
-  if (isatty(STDERR_FILENO) != 0) {
-    progress = [all](int64_t done) {
-      std::cerr << fmt::format("\r{} of {} requests", done, all) << std::flush;
-    };
+  ReplayReport report;
+  {
+    ProgressLine line;
+    std::function<void(int64_t)> progress;
+    if (line.shown()) progress = [&](int64_t done) { line.Show("requests", done, all); };
+    report = Replay(*trace, o, progress);
   }
-  const ReplayReport report = Replay(*trace, o, progress);
-  if (progress) std::cerr << "\r\033[K";
   if (json.empty()) {
     PrintTable(report);
   } else if (json == "-") {

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "config/flags.h"
 #include "router/router.h"
+#include "serve/live_feed.h"
 #include "serve/shutdown.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "version.h"
@@ -46,6 +47,7 @@ const CommandSyntax kSyntax = {
             {"--max-body-bytes", "N", "(default 16777216)"},
             {"--shutdown-timeout", "SECONDS",
              "how long running requests may go on after SIGTERM (default 30)"},
+            {"--disable-page", "", "no page at / and no live data at /live"},
             {"--log-level", "LEVEL", "trace, debug, info (default), warning, error"},
         },
 };
@@ -84,6 +86,7 @@ StatusOr<RouterOptions> OptionsFrom(const CommandLine& line) {
   ASSIGN_OR_RETURN(const int64_t body, line.Int("--max-body-bytes", 16 << 20, 1024, int64_t(1) << 32));
   o.http.max_body_bytes = uint64_t(body);
   o.version = std::string(Version());
+  if (!line.Has("--disable-page")) o.page = PageResponse();
   return o;
 }
 

@@ -69,6 +69,7 @@ SchedulerOptions SchedulerOptionsFor(const ServerConfig& config, const LoadedMod
   o.policy = config.schedule_policy == "lpm" ? SchedulePolicy::kLongestPrefix : SchedulePolicy::kFcfs;
   o.use_priority = config.enable_priority_scheduling;
   o.conservativeness = config.schedule_conservativeness;
+  o.jump_ahead = !config.disable_jump_ahead;
   o.eos_token_ids = model.config.eos_token_ids;
   o.draft_tokens = config.DraftTokens();
   o.adaptive_drafts = config.speculative_adaptive == "on";

@@ -9,6 +9,7 @@
 #include "bundled_model.h"
 #include "config/legality.h"
 #include "engine_setup.h"
+#include "progress_line.h"
 
 namespace sluice {
 namespace {
@@ -79,8 +80,10 @@ StatusOr<std::shared_ptr<LoadedModel>> LoadModel(const ServerConfig& config) {
           ? Checkpoint::Dummy(loaded->config, with_draft, uint64_t(config.random_seed))
           : Checkpoint::Open(loaded->folder);
   RETURN_IF_ERROR(checkpoint.status());
-  ASSIGN_OR_RETURN(loaded->model,
-                   Model::Load(loaded->config, std::move(*checkpoint), *loaded->backend, {with_draft}));
+  ProgressLine line;
+  const auto progress = [&](int64_t done, int64_t all) { line.Show("loading layers", done, all); };
+  ASSIGN_OR_RETURN(loaded->model, Model::Load(loaded->config, std::move(*checkpoint), *loaded->backend,
+                                              {with_draft, progress}));
   loaded->notices = loaded->model->notices();
   return loaded;
 }

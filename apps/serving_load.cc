@@ -249,7 +249,7 @@ void SetArrivals(std::vector<LoadRequest>* requests, double rate, uint64_t seed)
 }
 
 LoadRun RunLoad(HttpClient* client, const LoadTarget& target, const std::vector<LoadRequest>& requests,
-                bool show_progress) {
+                ProgressLine* progress_line) {
   LoadRun run;
   run.results.resize(requests.size());
   std::mutex mutex;
@@ -257,7 +257,7 @@ LoadRun RunLoad(HttpClient* client, const LoadTarget& target, const std::vector<
   int64_t open = 0, ended = 0;
   const Clock::time_point start = Clock::now();
   const auto progress = [&] {
-    if (show_progress) std::fprintf(stderr, "\r%ld of %zu requests", long(ended), requests.size());
+    if (progress_line != nullptr) progress_line->Show("requests", ended, int64_t(requests.size()));
   };
   for (size_t i = 0; i < requests.size(); ++i) {
     HttpCall call = MakeCall(target, requests[i]);
@@ -285,7 +285,6 @@ LoadRun RunLoad(HttpClient* client, const LoadTarget& target, const std::vector<
     progress();
   }
   run.duration_s = Since(start);
-  if (show_progress) std::fprintf(stderr, "\n");
   return run;
 }
 

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "http/client.h"
 #include "nlohmann/json.hpp"
+#include "progress_line.h"
 
 namespace sluice {
 
@@ -64,8 +65,9 @@ struct LoadRun {
   std::vector<LoadResult> results;  // as the requests
 };
 
+// progress_line: may be null.
 LoadRun RunLoad(HttpClient* client, const LoadTarget& target, const std::vector<LoadRequest>& requests,
-                bool show_progress);
+                ProgressLine* progress_line);
 
 // The figures of a run under the names of SGLang's bench_serving.
 nlohmann::ordered_json SummariseLoad(const std::vector<LoadRequest>& requests, const LoadRun& run);

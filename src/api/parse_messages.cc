@@ -284,6 +284,7 @@ std::optional<ApiError> ParseMessages(std::string_view body, const ApiLimits& li
     f.String(name, limits.salt_bytes_max, field);
   }
   f.Int32("priority", -1000000, 1000000, &o.priority);
+  ReadCourse(f, limits, &o);
   return error;
 }
 

@@ -206,6 +206,10 @@ void ReadEnvelope(FieldReader& f, const ApiLimits& limits, GenerationOptions* ou
   }
   f.Int32("priority", -1000000, 1000000, &out->priority);
   f.Bool("return_cached_tokens_details", &out->cached_details);
+  ReadCourse(f, limits, out);
+}
+
+void ReadCourse(FieldReader& f, const ApiLimits& limits, GenerationOptions* out) {
   if (f.Find("bootstrap_room")) {
     out->has_room = f.Int("bootstrap_room", 0, std::numeric_limits<int64_t>::max() - 4096, &out->room);
     f.String("bootstrap_host", limits.name_bytes_max, &out->bootstrap_host);

@@ -12,6 +12,8 @@ namespace sluice::api_internal {
 void ReadSampling(FieldReader& f, const ApiLimits& limits, const SamplingDefaults& defaults,
                   int32_t stops_max, GenerationOptions* out);
 // stream, stream_options, model, rid, cache_salt, priority, timeout, ...
+// The room that a router gave it, and how long it may take.
+void ReadCourse(FieldReader& f, const ApiLimits& limits, GenerationOptions* out);
 void ReadEnvelope(FieldReader& f, const ApiLimits& limits, GenerationOptions* out);
 void ReadMaxTokens(FieldReader& f, std::initializer_list<std::string_view> names, GenerationOptions* out);
 // response_format, json_schema, regex, ebnf, guided_*, structured_outputs, whitespace.

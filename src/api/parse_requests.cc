@@ -215,6 +215,7 @@ std::optional<ApiError> ParseTokenize(std::string_view body, const ApiLimits& li
   std::optional<ApiError> error;
   FieldReader f(json.root(), "", &error);
   f.Bool("return_token_strs", &out->return_token_strings);
+  f.Bool("add_special_tokens", &out->add_special_tokens);
   if (f.Has("messages")) {
     out->messages.emplace();
     ReadMessages(f, limits, &*out->messages, &out->template_kwargs, &out->add_generation_prompt);

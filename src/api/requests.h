@@ -113,6 +113,7 @@ struct TokenizeRequest {
   bool add_generation_prompt = true;
   std::vector<std::string> prompts;
   bool batch = false;
+  bool add_special_tokens = true;  // what the model wants before a plain prompt
   bool return_token_strings = false;
 };
 

@@ -187,12 +187,13 @@ int64_t CountCharacters(std::string_view text) {
                        [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
-void AppendChatRole(const AnswerMeta& meta, int32_t index, std::string* out) {
+void AppendChatRole(const AnswerMeta& meta, int32_t index, const Usage* usage, std::string* out) {
   Record(out, [&](JsonWriter& w) {
     WriteMeta(w, meta, "chat.completion.chunk");
     w.Key("choices").Array().Object().Key("index").Int(index);
     w.Key("delta").Object().Key("role").Text("assistant").Key("content").Text("").End();
     w.Key("logprobs").Null().Key("finish_reason").Null().End().End();
+    if (usage != nullptr) WriteUsage(w, *usage);
   });
 }
 

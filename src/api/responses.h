@@ -85,7 +85,8 @@ struct ChoiceAnswer {
 };
 
 // ---- OpenAI ----
-void AppendChatRole(const AnswerMeta& meta, int32_t index, std::string* out);
+// usage: with continuous_usage_stats, else null.
+void AppendChatRole(const AnswerMeta& meta, int32_t index, const Usage* usage, std::string* out);
 void AppendChatDelta(const AnswerMeta& meta, const ChoiceDelta& delta, std::string* out);
 void AppendCompletionDelta(const AnswerMeta& meta, const ChoiceDelta& delta, bool with_top, std::string* out);
 void AppendUsageRecord(const AnswerMeta& meta, bool chat, const Usage& usage, std::string* out);

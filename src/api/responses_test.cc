@@ -75,7 +75,7 @@ TEST(ErrorTest, QuotedTextIsCutAtACharacterBorder) {
 
 TEST(ResponsesTest, ChatRecords) {
   std::string out;
-  AppendChatRole(kMeta, 2, &out);
+  AppendChatRole(kMeta, 2, nullptr, &out);
   Json j = ParseRecord(out);
   EXPECT_EQ(j["choices"][0]["delta"], (Json{{"role", "assistant"}, {"content", ""}}));
   EXPECT_EQ(j["choices"][0]["index"], 2);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace sluice {
 
@@ -21,6 +22,9 @@ class ConstraintState {
   // Bit t: token t may come next. Waits for the mask when it is not there yet. Valid until the next call.
   // Empty: the constraint has failed.
   virtual std::span<const uint64_t> Mask(int32_t tokens_left) = 0;
+  // Appends the tokens that must come next whatever the logits are, in order, at most `max`: masks would
+  // allow each alone. Does not wait for a mask.
+  virtual void Forced(int32_t /*max*/, std::vector<int32_t>* /*out*/) {}
 };
 
 // Immutable and shared: all choices of a request, and requests with equal constraints.

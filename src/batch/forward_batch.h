@@ -58,6 +58,7 @@ struct SampleRow {
       0;  // verification: samples after this one that stand only if its token is the drafted one
   int32_t expected = -1;  // with run_left: the drafted token (filled by the executor)
   bool hash_logits = false;
+  bool jump = false;        // say which tokens the constraint forces behind the sampled one
   bool sample = true;       // false: logits are wanted (prompt logprobs, goldens) but no token
   int32_t logprob_of = -1;  // with sample == false: report the logprob of this token
 };
@@ -73,6 +74,8 @@ struct SlotInit {
   bool track_tokens = false;                          // penalties are on
   std::shared_ptr<const TokenConstraint> constraint;  // continues behind output_tokens
   int32_t tokens_left = 0;
+  bool more =
+      false;  // no reset: output_tokens are further tokens of the slot, kept without having been sampled
 };
 
 // A fork copies the partial tail page of a prompt before its first write (n > 1).
@@ -128,7 +131,8 @@ struct SampledToken {
   float logprob = 0;   // of `token` (or of SampleRow::logprob_of), natural log, before temperature
   std::vector<TopLogprob> top;  // SampleRow::top_logprobs entries, best first
   uint64_t logits_hash = 0;
-  Status status;  // NaN or all -inf logits: this request fails alone
+  std::vector<int32_t> forced;  // SampleRow::jump: what must follow `token`, in order
+  Status status;                // NaN or all -inf logits: this request fails alone
 };
 
 // A sequence whose rows of the step cannot be trusted (NaN, a failed verification): it fails alone.

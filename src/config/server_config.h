@@ -55,6 +55,7 @@ struct ServerConfig {
   std::string radix_eviction_policy = "lru";
   bool disable_radix_cache = false;
   double schedule_conservativeness = 1.0;
+  bool disable_jump_ahead = false;
   int64_t step_depth = 1;  // steps planned ahead: 0 or 1
   double decode_log_interval_s = 30;
   // DSA

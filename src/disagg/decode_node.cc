@@ -85,12 +85,30 @@ void DecodeNode::TryOpen(RoomId id, Room& room) {
     return;
   }
   room.opened = true;
+  room.opened_at = Now();
   if (options_.record == nullptr) return;
   NodeOptions::Record record;
   record.room = id;
   record.registered = {room.first_page, room.first_page + int32_t(room.pages.size())};
   for (const PageId p : room.pages) record.destination.push_back(p.value);
   options_.record(record);
+}
+
+void DecodeNode::KeepTimeline(RoomId id, const Room& room, Nanos now, const Status& end) {
+  auto timeline = std::make_shared<RoomTimeline>();
+  timeline->room = id;
+  timeline->prompt_tokens = room.prompt_tokens;
+  timeline->announced = room.since;
+  timeline->ready = room.opened_at;
+  if (const auto peer = peers_.find(room.peer); peer != peers_.end())
+    timeline->transport = peer->second.shm ? "shm" : "tcp";
+  // Prefill writes by itself: which layer came when is on its timeline. Here it is one move.
+  const int64_t pages = int64_t(room.pages.size());
+  if (room.opened_at > 0 && end.ok() && pages > 0)
+    timeline->moves.push_back({room.opened_at, now, layout_.latent_layers().front().value,
+                               layout_.latent_layers().back().value, int32_t(pages),
+                               layout_.page_bytes() * pages});
+  Keep(std::move(timeline), now, end);
 }
 
 void DecodeNode::FailUnopened(RoomId id, const Status& why) {
@@ -267,6 +285,7 @@ void DecodeNode::Perform(Nanos now) {
         if (const auto it = open_.find(ended->room); it != open_.end()) {
           if (it->second.abort_since > 0)
             totals_.abort_ack_seconds += double(now - it->second.abort_since) * 1e-9;
+          KeepTimeline(ended->room, it->second, now, ended->status);
           open_.erase(it);
         }
         Emit({RoomEvent::Kind::kEnded, ended->room, ended->status, {}});

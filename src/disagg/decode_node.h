@@ -47,13 +47,14 @@ class DecodeNode final : public Node {
     Digest256 digest{};
     int32_t first_page = 0;
     std::vector<PageId> pages;
-    Nanos since = 0, abort_since = 0;
+    Nanos since = 0, abort_since = 0, opened_at = 0;
   };
   PeerId Reach(const std::string& address);
   void Forget(PeerId peer, const std::string& address);
   void TryOpen(RoomId id, Room& room);
   void FailUnopened(RoomId id, const Status& why);  // erases the room
   void Perform(Nanos now);
+  void KeepTimeline(RoomId id, const Room& room, Nanos now, const Status& end);
   Status CheckDigests(const Room& room, const transfer::Complete& complete);
   const transfer::Hello* PeerHello(PeerId peer) const;
 

@@ -90,6 +90,13 @@ void Node::NameSelf(NodeStats* stats) const {
   stats->transport = options_.backend;
 }
 
+void Node::Keep(std::shared_ptr<RoomTimeline> timeline, Nanos now, const Status& end) {
+  timeline->ended = now;
+  timeline->failed = !end.ok();
+  if (timelines_.size() == kTimelinesMax) timelines_.erase(timelines_.begin());
+  timelines_.push_back(std::move(timeline));
+}
+
 void Node::StartThread() {
   NameSelf(&stats_);
   thread_ = std::thread([this] { Run(); });
@@ -148,6 +155,7 @@ void Node::RunCommands() {
 void Node::Publish(Nanos now) {
   NodeStats stats = MakeStats();
   NameSelf(&stats);
+  stats.timelines = timelines_;
   for (const auto& [id, peer] : peers_)
     if (peer.ready)
       stats.peers.push_back(fmt::format("{} ({}{})", peer.hello.instance_id, peer.shm ? "shm" : "tcp",

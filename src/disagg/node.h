@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "disagg/room_timeline.h"
 #include "kv/device_pool.h"
 #include "transfer/peer_net.h"
 #include "transfer/rooms.h"
@@ -81,6 +82,7 @@ struct NodeStats {
   std::vector<std::string> peers;
   std::string last_error;
   std::vector<transfer::RoomRecord> rooms, ended;  // some of the active ones; the last ones that ended
+  RoomTimelines timelines;
 };
 
 class Node : protected transfer::PeerEvents {
@@ -107,6 +109,7 @@ class Node : protected transfer::PeerEvents {
     }
     if (sleeping_.load(std::memory_order_acquire)) net_.Wake();
   }
+  void Keep(std::shared_ptr<RoomTimeline> timeline, Nanos now, const Status& end);  // progress thread
   void NameSelf(NodeStats* stats) const;
   void RunCommands();  // progress thread
   void Emit(RoomEvent event);
@@ -135,6 +138,7 @@ class Node : protected transfer::PeerEvents {
   };
   std::unordered_map<PeerId, Peer> peers_;
   uint64_t beats_ = 0;
+  RoomTimelines timelines_;  // progress thread
 
  private:
   void Run();

@@ -42,6 +42,10 @@ void PrefillNode::Add(RoomId room, int64_t prompt_tokens, const Digest256& diges
       Emit({RoomEvent::Kind::kEnded, room, s, {}});
       return;
     }
+    RoomTimeline& timeline = *timing_[room].timeline;
+    timeline.room = room;
+    timeline.prompt_tokens = prompt_tokens;
+    timeline.announced = now;
     if (fake_ == nullptr) return;
     Reserve reserve{room, options_.rooms.epoch, uint64_t(prompt_tokens), digest, 0, {}};
     reserve.pages.assign(size_t(CeilDiv(prompt_tokens, kPageTokens)), 1);
@@ -55,7 +59,14 @@ void PrefillNode::Cancel(RoomId room, Status why) {
 
 void PrefillNode::BeginForward(int64_t step, RoomId room, const Chunk& chunk, std::vector<PageId> source) {
   watched_forwards_.fetch_add(1, std::memory_order_relaxed);
-  Post([=, this, source = std::move(source)] { rooms_.BeginForward(step, room, chunk, source, Now()); });
+  Post([=, this, source = std::move(source)] {
+    rooms_.BeginForward(step, room, chunk, source, Now());
+    const auto t = timing_.find(room);
+    if (t == timing_.end()) return;
+    std::vector<RoomTimeline::Forward>& forwards = t->second.timeline->forwards;
+    forwards_[step].push_back({room, forwards.size()});
+    forwards.push_back({Now(), 0, chunk.start, chunk.end});
+  });
 }
 
 void PrefillNode::SetAux(RoomId room, Aux aux) {
@@ -109,6 +120,14 @@ void PrefillNode::DrainLayers(Nanos now) {
         status = std::move(it->second);
         failures_.erase(it);
       }
+    }
+    if (const auto it = forwards_.find(e.step); it != forwards_.end()) {
+      for (const Forward& forward : it->second) {
+        const auto t = timing_.find(forward.room);
+        if (t == timing_.end()) continue;
+        t->second.timeline->forwards[forward.index].end = now;
+      }
+      forwards_.erase(it);
     }
     rooms_.EndForward(e.step, status, now);
   }
@@ -194,14 +213,34 @@ void PrefillNode::Beat(Nanos) {
 
 std::vector<Digest256> PrefillNode::Digests(RoomId room) const {
   std::vector<Digest256> digests;
-  const auto it = sent_.find(room);
-  if (it == sent_.end()) return digests;
-  for (const auto& [ordinal, page] : it->second) {
+  const auto it = timing_.find(room);
+  if (it == timing_.end()) return digests;
+  for (const auto& [ordinal, page] : it->second.sent) {
     Hasher hasher;
     for (const KvPiece& piece : layout_.pieces()) hasher.Add({pool_.Piece(piece, page), size_t(piece.bytes)});
     digests.push_back(hasher.Finish());
   }
   return digests;
+}
+
+size_t PrefillNode::Note(const PostWrite& write, bool shm, Nanos now, RoomTimeline* timeline) const {
+  timeline->transport = fake_ ? "fake" : shm ? "shm" : "tcp";
+  if (timeline->moves.size() == kMovesMax) {
+    ++timeline->moves_left_out;
+    return kMovesMax;
+  }
+  RoomTimeline::Move move{.posted = now, .pages = int32_t(write.pages.size())};
+  if (!write.layers.empty()) {
+    move.first_layer = write.layers.front().value;
+    move.last_layer = write.layers.back().value;
+  }
+  for (const LogicalLayer l : write.layers) {
+    const int64_t page =
+        layout_.latent_page_bytes() + (layout_.IndexSlot(l).valid() ? layout_.index_page_bytes() : 0);
+    move.bytes += page * int64_t(write.pages.size());
+  }
+  timeline->moves.push_back(move);
+  return timeline->moves.size() - 1;
 }
 
 void PrefillNode::Perform(Nanos now) {
@@ -215,9 +254,13 @@ void PrefillNode::Perform(Nanos now) {
           complete->page_digests = Digests(complete->room);
         if (send->peer != kFakePeer) net_.Send(send->peer, send->message);
       } else if (auto* write = std::get_if<PostWrite>(&action)) {
-        if (options_.self_check)
-          for (const PageMove& m : write->pages) sent_[write->room][m.ordinal] = m.from;
         const auto peer = peers_.find(write->peer);
+        Write& posted = writes_[write->id] = {write->room, kMovesMax};
+        if (const auto t = timing_.find(write->room); t != timing_.end()) {
+          posted.move = Note(*write, peer != peers_.end() && peer->second.shm, now, t->second.timeline.get());
+          if (options_.self_check)
+            for (const PageMove& m : write->pages) t->second.sent[m.ordinal] = m.from;
+        }
         Transport* transport = fake_                  ? fake_.get()
                                : peer == peers_.end() ? nullptr
                                : peer->second.shm     ? shm_.get()
@@ -228,6 +271,7 @@ void PrefillNode::Perform(Nanos now) {
           transport->Post(*write);
         }
       } else if (auto* ready = std::get_if<RoomReady>(&action)) {
+        if (const auto t = timing_.find(ready->room); t != timing_.end()) t->second.timeline->ready = now;
         Emit({RoomEvent::Kind::kReady, ready->room, {}, {}});
       } else if (auto* failed = std::get_if<RoomFailed>(&action)) {
         for (Transport* t : {shm_.get(), tcp_.get()})
@@ -235,7 +279,10 @@ void PrefillNode::Perform(Nanos now) {
         totals_.last_error = std::string(Message(failed->status));
         Emit({RoomEvent::Kind::kFailed, failed->room, failed->status, {}});
       } else if (auto* ended = std::get_if<RoomEnded>(&action)) {
-        sent_.erase(ended->room);
+        if (const auto t = timing_.find(ended->room); t != timing_.end()) {
+          Keep(std::move(t->second.timeline), now, ended->status);
+          timing_.erase(t);
+        }
         Emit({RoomEvent::Kind::kEnded, ended->room, ended->status, {}});
       } else if (auto* fence = std::get_if<FencePeer>(&action)) {
         Lost(fence->peer, DeadlineExceeded("no write to it has ended for {} s",
@@ -253,6 +300,12 @@ void PrefillNode::Perform(Nanos now) {
     }
     for (WriteDone& d : std::exchange(done_, {})) {
       more = true;
+      const auto it = writes_.find(d.id);
+      if (it == writes_.end()) continue;
+      if (const auto t = timing_.find(it->second.room); t != timing_.end()) {
+        if (it->second.move < kMovesMax) t->second.timeline->moves[it->second.move].done = now;
+      }
+      writes_.erase(it);
       rooms_.OnWriteDone(d.id, d.status, now);
     }
   }

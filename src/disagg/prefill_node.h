@@ -42,6 +42,7 @@ class PrefillNode final : public Node {
   void Greet(PeerId peer, const transfer::Hello& theirs);
   void Perform(Nanos now);
   void DrainLayers(Nanos now);
+  size_t Note(const transfer::PostWrite& write, bool shm, Nanos now, RoomTimeline* timeline) const;
   void Lost(PeerId peer, const Status& why);
   std::vector<Digest256> Digests(RoomId room) const;
   std::vector<transfer::RoomRecord> Records(size_t most) const override { return rooms_.Records(most); }
@@ -49,7 +50,21 @@ class PrefillNode final : public Node {
 
   transfer::PrefillRooms rooms_;
   std::unique_ptr<transfer::Transport> shm_, tcp_, fake_;
-  std::unordered_map<RoomId, std::map<int32_t, PageId>> sent_;  // pages by ordinal, for the self-check
+  struct Timing {                    // of an active room
+    std::map<int32_t, PageId> sent;  // by ordinal, for the self-check
+    std::shared_ptr<RoomTimeline> timeline = std::make_shared<RoomTimeline>();
+  };
+  std::unordered_map<RoomId, Timing> timing_;
+  struct Write {
+    RoomId room = 0;
+    size_t move = 0;  // of the room's timeline; kMovesMax: left out
+  };
+  std::unordered_map<transfer::WriteId, Write> writes_;
+  struct Forward {
+    RoomId room = 0;
+    size_t index = 0;  // of the room's timeline
+  };
+  std::unordered_map<int64_t, std::vector<Forward>> forwards_;  // by step
   NodeStats totals_;
   std::vector<transfer::WriteDone> done_;
   Nanos next_warning_ = 0;

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "cache/kv_cache.h"
+#include "disagg/room_timeline.h"
 #include "request/request.h"
 #include "schedule/draft_counters.h"
 
@@ -44,12 +45,13 @@ struct PdSnapshot {
   int64_t active_rooms = 0, leased_pages = 0, outstanding_writes = 0, digests_checked = 0;
   double abort_ack_seconds = 0, wait_layers_s = 0, wait_completions_s = 0, transfer_s = 0;
   std::vector<PdRoom> rooms, ended;  // some of the active ones; the last ones that ended
+  disagg::RoomTimelines timelines;
 };
 
 struct EngineSnapshot {
   int64_t running = 0, queued = 0, used_tokens = 0, max_total_tokens = 0, steps = 0;
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0, cached_tokens_total = 0,
-          retractions_total = 0;
+          retractions_total = 0, forced_tokens_total = 0;
   int64_t requests_finished = 0, requests_aborted = 0, requests_failed = 0, requests_rejected = 0;
   double cpu_seconds = 0;  // of the engine thread
   DraftCounters drafts;

@@ -104,6 +104,7 @@ PdSnapshot ToSnapshot(const disagg::NodeStats& n) {
   for (const transfer::RoomRecord& r : n.rooms) s.rooms.push_back(ToRoom(r));
   for (const transfer::RoomRecord& r : n.ended) s.ended.push_back(ToRoom(r));
   s.digests_checked = n.digests_checked;
+  s.timelines = n.timelines;
   return s;
 }
 

@@ -107,6 +107,7 @@ EngineSnapshot StepLoop::Snapshot() const {
   s.generation_tokens_total = c.generation_tokens;
   s.cached_tokens_total = c.cached_tokens;
   s.retractions_total = c.retractions;
+  s.forced_tokens_total = c.forced_tokens;
   s.requests_finished = c.finished;
   s.requests_aborted = c.aborted;
   s.requests_failed = c.failed;

@@ -1,6 +1,7 @@
 #include "grammar/automaton.h"
 
 #include <algorithm>
+#include <string>
 
 #include "absl/container/flat_hash_set.h"
 #include "base/ids.h"
@@ -15,8 +16,9 @@ void SetBit(TokenMask* mask, int32_t token) { (*mask)[size_t(token) / 64] |= uin
 
 }  // namespace
 
-Automaton::Automaton(std::shared_ptr<const Program> program, std::shared_ptr<const TokenTrie> trie)
-    : program_(std::move(program)), trie_(std::move(trie)) {
+Automaton::Automaton(std::shared_ptr<const Program> program, std::shared_ptr<const TokenTrie> trie,
+                     FirstToken first_token)
+    : program_(std::move(program)), trie_(std::move(trie)), first_token_(std::move(first_token)) {
   stacks_.push_back({-1, -1, 0, 0});  // the bottom
   path_.resize(size_t(trie_->depth_max()) + 1);
   std::vector<Item> items = {uint64_t(program_->rules[size_t(program_->root)].start) << 32};
@@ -148,6 +150,51 @@ bool Automaton::Accepts(int32_t state) const {
 int32_t Automaton::BytesLeft(int32_t state) const {
   std::lock_guard lock(mutex_);
   return states_[size_t(state)].bytes_left;
+}
+
+Automaton::Only Automaton::OnlyNext(int32_t state, int32_t* value) const {
+  const State& s = states_[size_t(state)];
+  if (s.items.empty()) return Only::kEnd;
+  if (s.accepts) return Only::kOpen;
+  Only only = Only::kEnd;
+  for (const Item item : s.items) {
+    const size_t node = size_t(item >> 32);
+    for (int32_t i = program_->edge_begin[node]; i < program_->edge_begin[node + 1]; ++i) {
+      const GrammarEdge& e = program_->edges[size_t(i)];
+      if (e.kind != GrammarEdge::Kind::kBytes && e.kind != GrammarEdge::Kind::kToken) continue;
+      const bool byte = e.kind == GrammarEdge::Kind::kBytes;
+      const int32_t is = byte ? e.low : e.id;
+      const Only kind = byte ? Only::kByte : Only::kToken;
+      if ((byte && e.low != e.high) || (only != Only::kEnd && (only != kind || *value != is)))
+        return Only::kOpen;
+      only = kind;
+      *value = is;
+    }
+  }
+  return only;
+}
+
+int32_t Automaton::ForcedToken(int32_t state) {
+  if (first_token_ == nullptr) return -1;
+  std::lock_guard lock(mutex_);
+  if (const int32_t known = states_[size_t(state)].forced; known != -2) return known;
+  std::string text;
+  int32_t value = -1, at = state;
+  Only only = OnlyNext(at, &value);
+  while (only == Only::kByte && text.size() < kForcedBytesMax) {
+    text += char(value);
+    at = Next(at, uint8_t(value));
+    if (at == kDead) break;
+    only = OnlyNext(at, &value);
+  }
+  int32_t token = -1;
+  if (text.empty()) {
+    if (only == Only::kToken) token = value;
+  } else if (at != kDead) {
+    token = first_token_(text, /*more=*/only == Only::kByte || only == Only::kOpen);
+  }
+  states_[size_t(state)].forced = token;
+  return token;
 }
 
 bool Automaton::Full() const {

@@ -38,6 +38,14 @@ struct Vocabulary {
   std::string_view Text(int32_t token) const {
     return tokenizer->IsSpecial(token) ? std::string_view() : tokenizer->TokenBytes(token);
   }
+  // Automaton::FirstToken: of a text that is no whole one (a cut character, another normal form) there is
+  // none.
+  int32_t FirstToken(std::string_view text, bool more) const {
+    const std::vector<int32_t> tokens = tokenizer->Encode(text, /*allow_special=*/false);
+    if (tokens.empty() || (more && tokens.size() == 1)) return -1;
+    const std::string_view first = Text(tokens[0]);
+    return !first.empty() && text.starts_with(first) && !IsStop(tokens[0]) ? tokens[0] : -1;
+  }
 };
 
 // A few threads and a queue. Never full: a sequence has one mask under way at most. The last reference may go
@@ -103,14 +111,14 @@ class Compiled final : public TokenConstraint, public std::enable_shared_from_th
         vocabulary_(std::move(vocabulary)),
         workers_(std::move(workers)),
         reasoning_(reasoning),
-        automaton_(std::make_shared<Automaton>(program_, vocabulary_->trie)) {}
+        automaton_(Fresh()) {}
 
   std::unique_ptr<ConstraintState> Start(std::span<const int32_t> output, int32_t tokens_left) const override;
 
   // The automaton to be used, a fresh one when the last has grown too large.
   std::shared_ptr<Automaton> Current() const {
     std::lock_guard lock(mutex_);
-    if (automaton_->Full()) automaton_ = std::make_shared<Automaton>(program_, vocabulary_->trie);
+    if (automaton_->Full()) automaton_ = Fresh();
     return automaton_;
   }
   const Vocabulary& vocabulary() const { return *vocabulary_; }
@@ -118,6 +126,12 @@ class Compiled final : public TokenConstraint, public std::enable_shared_from_th
   ConstraintRequest::Reasoning reasoning() const { return reasoning_; }
 
  private:
+  std::shared_ptr<Automaton> Fresh() const {
+    return std::make_shared<Automaton>(
+        program_, vocabulary_->trie,
+        [v = vocabulary_.get()](std::string_view text, bool more) { return v->FirstToken(text, more); });
+  }
+
   const std::shared_ptr<const Program> program_;
   const std::shared_ptr<const Vocabulary> vocabulary_;
   const std::shared_ptr<MaskWorkers> workers_;
@@ -156,6 +170,19 @@ class Follower final : public ConstraintState {
       work_->Prepare();
     }
     return work_->mask;
+  }
+
+  // Reads what Begin has settled and the maker of the mask leaves alone.
+  void Forced(int32_t max, std::vector<int32_t>* out) override {
+    if (work_->phase != Phase::kBound) return;
+    Automaton& automaton = *work_->automaton;
+    for (int32_t state = work_->state; max > 0; --max) {
+      const int32_t token = automaton.ForcedToken(state);
+      if (token < 0) return;
+      out->push_back(token);
+      state = automaton.AfterToken(state, token, work_->vocabulary().Text(token));
+      SLUICE_CHECK(state != Automaton::kDead, "forced token {}", token);
+    }
   }
 
  private:
@@ -242,8 +269,10 @@ class Follower final : public ConstraintState {
           }
           return;
         }
-        case Phase::kBegin:
         case Phase::kBound:
+          if (Force()) return;
+          break;
+        case Phase::kBegin:
           break;
       }
       if (automaton->Deep(state)) {
@@ -255,6 +284,15 @@ class Follower final : public ConstraintState {
         mask = *automaton->Mask(state);
       }
       Complete();
+    }
+
+    // True: one token alone may come, and the mask says so.
+    bool Force() {
+      const int32_t token = automaton->ForcedToken(state);
+      if (token < 0) return false;
+      mask.assign(vocabulary().free.size(), 0);
+      mask[size_t(token) / 64] |= uint64_t(1) << (token % 64);
+      return true;
     }
 
     void Complete() {
@@ -275,6 +313,7 @@ class Follower final : public ConstraintState {
         Prepare();
         return true;
       }
+      if (Force()) return true;
       if (automaton->Deep(state) || automaton->MustWatch(state, tokens_left)) return false;
       const auto ready = automaton->MaskIfReady(state);
       if (ready == nullptr) return false;

@@ -56,6 +56,84 @@ std::string Follow(const World& w, const TokenConstraint& constraint, int32_t to
   return "";
 }
 
+std::vector<int32_t> Forced(ConstraintState* state, int32_t max) {
+  std::vector<int32_t> out;
+  state->Forced(max, &out);
+  return out;
+}
+
+TEST(Constraint, TextThatMustComeIsCutLikeTheTokenizerCutsIt) {
+  World w;
+  const auto& v = *w.vocabulary;
+  const auto schema = w.Make({Kind::kJsonSchema,
+                              R"({"type":"object","properties":{"name":{"type":"string"},"key":{"const":"abc"}},
+                                  "required":["name","key"]})"});
+  auto state = schema->Start({}, 100);
+  // `{"name":` must come; a space or a quote may follow, so the last token of it is open.
+  const std::vector<int32_t> start = Forced(state.get(), 100);
+  const std::vector<int32_t> whole = v.Encode("{\"name\":", false);
+  ASSERT_GT(whole.size(), 1u);
+  EXPECT_EQ(start, std::vector<int32_t>(whole.begin(), whole.end() - 1));
+  int32_t left = 100;
+  for (const int32_t token : start) {
+    EXPECT_EQ(Allowed(state->Mask(left), v.vocab_size()), std::vector<int32_t>{token});
+    state->Accept(token, --left);
+  }
+  EXPECT_TRUE(Forced(state.get(), left).empty());
+  EXPECT_GT(Allowed(state->Mask(left), v.vocab_size()).size(), 1u);
+  for (const int32_t token : v.Encode("\": \"x\", \"key\": \"", false)) state->Accept(token, --left);
+  // Nothing can follow `abc"}`: its last token is forced as well.
+  const std::vector<int32_t> last = Forced(state.get(), left);
+  EXPECT_EQ(last, v.Encode("abc\"}", false));
+  EXPECT_EQ(Forced(state.get(), 1), std::vector<int32_t>{last[0]});
+  for (const int32_t token : last) state->Accept(token, --left);
+  EXPECT_EQ(Allowed(state->Mask(left), v.vocab_size()), std::vector<int32_t>{v.end()});
+  EXPECT_TRUE(Forced(state.get(), left).empty());
+}
+
+TEST(Constraint, ForcedTokensAreThoseThatTheMasksWouldLeaveAlone) {
+  World w;
+  SeededStream random(11);
+  const std::vector<ConstraintRequest> requests = {
+      {Kind::kJsonSchema, R"({"type":"object","properties":{"name":{"enum":["abc","ab","x"]},
+        "list":{"type":"array","items":{"type":"object","properties":{"name":{"type":"boolean"}},"required":["name"]},
+                "maxItems":4}},"required":["name","list"]})"},
+      {Kind::kRegex, "(true, ){2}null(12)*|[a-c]{3}name: é🤗"},
+      {Kind::kEbnf, R"(root ::= "SELECT " ("ab" | "abc") " FROM name")"}};
+  int64_t forced = 0;
+  for (const ConstraintRequest& request : requests) {
+    const auto constraint = w.Make(request);
+    for (int round = 0; round < 50; ++round) {
+      const int32_t tokens = 40 + int32_t(random.Below(200));
+      auto one_by_one = constraint->Start({}, tokens), jumping = constraint->Start({}, tokens);
+      std::vector<int32_t> taken;
+      for (int32_t left = tokens; left > 0;) {
+        const std::vector<int32_t> ahead = Forced(jumping.get(), left);
+        for (const int32_t token : ahead) {
+          ASSERT_EQ(Allowed(one_by_one->Mask(left), w.vocabulary->vocab_size()), std::vector<int32_t>{token});
+          one_by_one->Accept(token, --left);
+          jumping->Accept(token, left);
+          taken.push_back(token);
+          ++forced;
+        }
+        if (left == 0) break;
+        const auto a = Allowed(one_by_one->Mask(left), w.vocabulary->vocab_size());
+        ASSERT_EQ(a, Allowed(jumping->Mask(left), w.vocabulary->vocab_size()));
+        ASSERT_FALSE(a.empty());
+        const int32_t token = a[size_t(random.Below(a.size()))];
+        if (token == w.vocabulary->end()) break;
+        one_by_one->Accept(token, --left);
+        jumping->Accept(token, left);
+        taken.push_back(token);
+        // A state that starts behind what was taken is the same.
+        auto late = constraint->Start(taken, left);
+        ASSERT_EQ(Forced(late.get(), left), Forced(jumping.get(), left));
+      }
+    }
+  }
+  EXPECT_GT(forced, 500);
+}
+
 TEST(Constraint, EveryAnswerIsWholeAndEndsInTime) {
   World w;
   SeededStream random(7);

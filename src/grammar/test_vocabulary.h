@@ -29,9 +29,18 @@ class TestVocabulary final : public Tokenizer {
   }
   int32_t end() const { return vocab_size() - 1; }
 
+  // The longest token that the text begins with, again and again.
   std::vector<int32_t> Encode(std::string_view text, bool) const override {
     std::vector<int32_t> ids;
-    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    while (!text.empty()) {
+      int32_t best = static_cast<unsigned char>(text[0]);
+      for (int32_t t = 256; t < special_from_; ++t) {
+        const std::string& token = tokens_[size_t(t)];
+        if (token.size() > tokens_[size_t(best)].size() && text.starts_with(token)) best = t;
+      }
+      ids.push_back(best);
+      text.remove_prefix(tokens_[size_t(best)].size());
+    }
     return ids;
   }
   std::vector<int32_t> EncodeSegments(std::span<const PromptSegment>) const override { return {}; }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -61,6 +62,7 @@ struct ForwardOptions {
 
 struct LoadOptions {
   bool with_draft = false;
+  std::function<void(int64_t done, int64_t all)> progress;  // layers
 };
 
 class Model {

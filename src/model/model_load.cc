@@ -184,6 +184,7 @@ StatusOr<std::unique_ptr<Model>> Model::Load(const ModelConfig& config,
   for (int64_t i = 0; i < config.num_layers; ++i) {
     ASSIGN_OR_RETURN(auto layer, m->LoadLayer(LogicalLayer(int32_t(i)), config.layer_is_moe[size_t(i)]));
     m->layers_.push_back(std::move(layer));
+    if (options.progress) options.progress(i + 1, config.num_layers);
     ckpt.DropFilePages();  // stored and packed form are never both resident for more than a layer
   }
   const std::string embed = "model.embed_tokens.weight";

@@ -34,7 +34,8 @@ HttpResponse Refusal(int status, const std::string& message, const char* type = 
 }
 
 bool Generates(std::string_view path) {
-  return path == "/v1/chat/completions" || path == "/v1/completions" || path == "/generate";
+  return path == "/v1/chat/completions" || path == "/v1/completions" || path == "/generate" ||
+         path == "/v1/messages";
 }
 
 const char* NameOf(Role role) {
@@ -47,7 +48,8 @@ Status ReadKey(const std::string& body, std::string* key, bool* has_room) {
   simdjson::dom::object object;
   if (const auto error = parser.parse(body).get(object); error != simdjson::SUCCESS)
     return Invalid("the body is not a JSON object: {}", simdjson::error_message(error));
-  for (const char* name : {"cache_salt", "extra_key", "messages", "prompt", "text", "input_ids"}) {
+  for (const char* name :
+       {"cache_salt", "extra_key", "tools", "system", "messages", "prompt", "text", "input_ids"}) {
     simdjson::dom::element element;
     if (object.at_key(name).get(element) != simdjson::SUCCESS) continue;
     *key += simdjson::minify(element);
@@ -380,6 +382,13 @@ StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& options) {
     ASSIGN_OR_RETURN(router->policies_[int(role)],
                      MakePolicy(own.empty() ? options.policy : own, router->random_.Next()));
   }
+  if (options.page.has_value()) {
+    std::vector<LiveRelay::Instance> instances;
+    for (const auto& w : router->workers_) instances.push_back({w->spec.url, w->url});
+    router->live_ =
+        std::make_unique<LiveRelay>(LiveRelay::Options(), router->client_.get(), std::move(instances),
+                                    [r = router.get()] { return r->DescribeDeployment(); });
+  }
   ASSIGN_OR_RETURN(router->http_, HttpServer::Start(options.http, router.get()));
   router->health_ = std::thread([r = router.get()] { r->CheckHealth(); });
   return router;
@@ -394,6 +403,7 @@ void Router::Stop(double grace_s) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(int64_t(grace_s * 1000));
   while (running_ > 0 && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  if (live_) live_->Stop();
   if (http_) http_->Stop(2);
   client_.reset();
 }
@@ -558,6 +568,19 @@ void Router::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange)
   if (path == "/health") return Health(exchange);
   if (path == "/metrics")
     return exchange->Respond({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = Metrics()});
+  if (path == "/" && options_.page.has_value()) return exchange->Respond(*options_.page);
+  if (path == "/live" && live_ != nullptr) {
+    if (request.method != "GET")
+      return exchange->Respond(
+          Refusal(405, "/live takes GET", "invalid_request_error", "method_not_allowed"));
+    if (draining_) return exchange->Respond(Refusal(503, "the router is shutting down"));
+    if (live_->Add(request, exchange)) return;
+    return exchange->Respond(
+        Refusal(503, "too many viewers; close another page", "overloaded_error", "overloaded"));
+  }
+  if (path == "/" || path == "/live")
+    return exchange->Respond(
+        Refusal(404, "there is no page here (--disable-page)", "not_found_error", "not_found"));
   if (path == "/server_info" || path == "/get_server_info" || path == "/flush_cache" ||
       path == "/abort_request")
     return FanOut(std::move(request), std::move(exchange));
@@ -622,6 +645,26 @@ void Router::ForwardToAny(HttpRequest request, std::shared_ptr<HttpExchange> exc
   sink->exchange = std::move(exchange);
   HttpCall call = CallTo(*worker, request, request.body);
   client_->Start(std::move(call), sink);
+}
+
+std::string Router::DescribeDeployment() {
+  Json instances = Json::array();
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& w : workers_) {
+      Json one = {{"url", w->spec.url},
+                  {"role", NameOf(w->spec.role)},
+                  {"healthy", w->healthy},
+                  {"load", w->load},
+                  {"dispatched", w->dispatched}};
+      if (!w->healthy) one["why"] = w->why;
+      instances.push_back(std::move(one));
+    }
+  }
+  return Json{{"version", options_.version},      {"policy", options_.policy}, {"running", running_.load()},
+              {"finished", finished_.load()},     {"failed", failed_.load()},  {"retried", retried_.load()},
+              {"instances", std::move(instances)}}
+      .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string Router::Metrics() {

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "http/client.h"
 #include "http/server.h"
+#include "router/live_relay.h"
 #include "router/policy.h"
 
 namespace sluice::router {
@@ -36,6 +37,7 @@ struct RouterOptions {
   double request_timeout_s = 1800;  // without a byte from the worker
   int retries = 1;                  // on other workers, when one fails before it has answered anything
   std::string version;
+  std::optional<HttpResponse> page;  // what "/" answers; none: no page, no live data
   std::string api_key;  // for health checks and fan-out of the router's own; clients bring theirs
 };
 
@@ -69,6 +71,7 @@ class Router final : public HttpHandler {
   void FanOut(HttpRequest request, std::shared_ptr<HttpExchange> exchange);
   void Health(const std::shared_ptr<HttpExchange>& exchange);
   std::string Metrics();
+  std::string DescribeDeployment();  // one JSON object, for the page
   uint64_t NewRoom();
   HttpCall CallTo(const Worker& worker, const HttpRequest& request, std::string body) const;
 
@@ -81,6 +84,7 @@ class Router final : public HttpHandler {
   std::atomic<bool> draining_{false}, stop_{false};
   std::atomic<int64_t> running_{0}, finished_{0}, failed_{0}, refused_{0}, retried_{0}, gone_{0};
   std::unique_ptr<HttpClient> client_;
+  std::unique_ptr<LiveRelay> live_;  // null: no page
   std::unique_ptr<HttpServer> http_;
   std::thread health_;
 };

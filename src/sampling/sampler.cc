@@ -38,6 +38,10 @@ Sampler::Sampler(int32_t vocab_size, int32_t num_slots)
 void Sampler::InitSlot(const SlotInit& init) {
   SLUICE_CHECK(init.slot.valid() && size_t(init.slot.value) < slots_.size(), "slot {}", init.slot.value);
   Slot& slot = slots_[size_t(init.slot.value)];
+  if (init.more) {
+    for (const int32_t token : init.output_tokens) Record(token, &slot);
+    return;
+  }
   slot.last_token = -1;
   slot.track_tokens = init.track_tokens;
   slot.logit_bias = init.logit_bias;
@@ -50,6 +54,12 @@ void Sampler::InitSlot(const SlotInit& init) {
   } else {
     slot.history.Reset({}, {});
   }
+}
+
+void Sampler::Record(int32_t token, Slot* slot) {
+  slot->last_token = token;
+  if (slot->track_tokens) slot->history.AddOutput(token);
+  if (slot->constraint != nullptr) slot->constraint->Accept(token, --slot->tokens_left);
 }
 
 void Sampler::ApplyConstraint(const SampleRow& row, Slot* slot, const float* logits) {
@@ -102,6 +112,7 @@ void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* ou
   out->logprob = 0;
   out->top.clear();
   out->logits_hash = 0;
+  out->forced.clear();
   out->status = OkStatus();
   const RowScan raw = ScanRow(logits, vocab_);
   if (raw.unusable) {
@@ -115,9 +126,8 @@ void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* ou
       out->status = UnusableLogits(row.position, "after penalties, bias, min_tokens and constraint");
       return;
     }
-    slot.last_token = out->token;
-    if (slot.track_tokens) slot.history.AddOutput(out->token);
-    if (slot.constraint != nullptr) slot.constraint->Accept(out->token, --slot.tokens_left);
+    Record(out->token, &slot);
+    if (row.jump && slot.constraint != nullptr) slot.constraint->Forced(slot.tokens_left, &out->forced);
   }
   if (row.top_logprobs >= 0 || (!row.sample && row.logprob_of >= 0)) FillLogprobs(row, logits, raw.max, out);
 }

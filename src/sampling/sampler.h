@@ -64,6 +64,7 @@ class Sampler {
   int32_t Choose(const SampleRow& row, Slot* slot, const float* logits, const RowScan& raw);
   // Null when the row needs no change, else the changed copy in work_.
   const float* Adjust(const SampleRow& row, Slot* slot, const float* logits);
+  void Record(int32_t token, Slot* slot);
   void ApplyConstraint(const SampleRow& row, Slot* slot, const float* logits);
   int32_t Draw(const SampleRow& row, const float* x, float max);
   int32_t DrawAmongAll(double uniform) const;

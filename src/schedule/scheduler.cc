@@ -107,6 +107,7 @@ void Scheduler::Enqueue(Request request, Nanos now) {
   groups_.emplace(group->arrival, std::move(owned));
   by_rid_.emplace(group->request.rid, group);
   const bool remote = group->request.remote.active;
+  group->answer_max = group->max_new;
   if (remote && options_.remote == RemoteRole::kPrefill) group->max_new = std::min(group->max_new, 1);
   if (remote && !rooms_.emplace(group->request.remote.room, group).second) {
     group->request.remote.active = false;
@@ -260,6 +261,7 @@ void Scheduler::LetGo(Sequence* s) {
   if (s->state == SeqState::kRetracting) {
     s->state = SeqState::kWaiting;
     s->planned = s->computed = s->committed = s->pending = s->drafts = 0;
+    s->untold.clear();
     s->sampled_in_slot = s->state_missing = false;
     s->wait_storage = false;
     s->failed = false;

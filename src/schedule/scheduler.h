@@ -46,6 +46,7 @@ struct SchedulerOptions {
   int64_t context_length = 0;
   SchedulePolicy policy = SchedulePolicy::kFcfs;
   bool use_priority = false;      // higher first
+  bool jump_ahead = true;         // tokens that a constraint forces are not sampled one by one
   double conservativeness = 1.0;  // scales the share of future tokens that admission keeps room for
   std::vector<int32_t> eos_token_ids;
   bool label_kv = false;         // tell the cache the request's name, for its records
@@ -61,6 +62,7 @@ struct SchedulerCounters {
   int64_t prompt_tokens = 0, generation_tokens = 0, cached_tokens = 0, retractions = 0;
   int64_t finished = 0, aborted = 0, failed = 0;
   int64_t steps = 0, prefill_rows = 0, decode_rows = 0, dropped_tokens = 0;
+  int64_t forced_tokens = 0;  // kept without a step of their own
   DraftCounters drafts;
 };
 
@@ -145,6 +147,7 @@ class Scheduler {
   // scheduler_plan.cc
   void ExpireDeadlines(Nanos now);
   void PlanDecodes(ForwardBatch* batch, Step* step);
+  void PlanJumps(ForwardBatch* batch, Step* step, int64_t* budget);
   void PlanPrefills(ForwardBatch* batch, Step* step, int64_t* budget);
   void Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budget);
   enum class Admission : uint8_t { kAdmitted, kTryNext, kBlocked };
@@ -170,7 +173,10 @@ class Scheduler {
   void CommitPart(const Part& part, const StepResult& result);
   void CommitFork(Sequence* parent, const Part& part, const StepResult& result);
   bool AttachPages(Sequence* parent, Sequence* fork);
-  void Withdraw(const Part& part);
+  // True: the token that it samples is kept already.
+  bool Withdraw(const Part& part);
+  // Keeps the tokens that must follow the sampled one.
+  void Jump(Sequence* s, const SampledToken& sampled);
   void KeepScores(const Part& part, const StepResult& result);
   // Appends the token, sends it, ends the sequence when it is the last.
   void KeepToken(Sequence* s, const SampledToken& sampled);

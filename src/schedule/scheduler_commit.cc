@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "schedule/scheduler.h"
@@ -45,9 +46,14 @@ void Scheduler::Settle(Sequence* s) {
 }
 
 // The step's tokens are no longer being sampled, and of its drafted rows none counts.
-void Scheduler::Withdraw(const Part& part) {
+bool Scheduler::Withdraw(const Part& part) {
+  if (part.sample >= 0 && part.seq->echoes > 0) {
+    --part.seq->echoes;
+    return true;
+  }
   part.seq->pending -= part.samples;
   if (part.samples > 1) part.seq->planned -= part.samples - 1;
+  return false;
 }
 
 void Scheduler::StepFailed(const Step& step, const Status& status) {
@@ -105,7 +111,7 @@ void Scheduler::KeepScores(const Part& part, const StepResult& result) {
 
 void Scheduler::CommitPart(const Part& part, const StepResult& result) {
   Sequence* s = part.seq;
-  Withdraw(part);
+  const bool echo = Withdraw(part);
   Status failed;
   for (const FailedSlot& f : result.failed_slots) {
     if (f.slot == s->slot) failed = f.status;
@@ -140,8 +146,14 @@ void Scheduler::CommitPart(const Part& part, const StepResult& result) {
     s->computed = part.start + part.rows;
     KeepScores(part, result);
     TellCache(s);
-    if (part.sample >= 0) {
+    if (echo) {
+      const int32_t token = result.samples[size_t(part.sample)].token;
+      SLUICE_CHECK(token == s->tokens[size_t(part.start + part.rows)],
+                   "token {} was forced at {}, sampled {}", s->tokens[size_t(part.start + part.rows)],
+                   part.start + part.rows, token);
+    } else if (part.sample >= 0) {
       KeepToken(s, result.samples[size_t(part.sample)]);
+      Jump(s, result.samples[size_t(part.sample)]);
     } else if (s->group->max_new == 0 && s->computed == s->group->prompt_len()) {
       EndGroup(s->group, FinishReason::kLength, OkStatus());
     }
@@ -255,6 +267,21 @@ void Scheduler::KeepRun(Sequence* s, const Part& part, const StepResult& result)
     event.finish = FinishReason::kError;
     event.error = run[size_t(drawn)].status;
     End(s, std::move(event));
+  }
+}
+
+void Scheduler::Jump(Sequence* s, const SampledToken& sampled) {
+  // One of them may be under way already; with it alone nothing is gained.
+  if (s->ended() || s->state != SeqState::kRunning || int32_t(sampled.forced.size()) <= s->pending) return;
+  SLUICE_CHECK(s->echoes == 0 && s->untold.empty() && !speculates(), "echoes {}", s->echoes);
+  s->echoes = std::exchange(s->pending, 0);
+  s->untold.assign(sampled.forced.begin() + s->echoes, sampled.forced.end());
+  SampledToken forced;
+  for (const int32_t token : sampled.forced) {
+    forced.token = token;
+    ++counters_.forced_tokens;
+    KeepToken(s, forced);
+    if (s->ended()) return;
   }
 }
 

@@ -32,10 +32,11 @@ bool Scheduler::Plan(Nanos now, ForwardBatch* batch) {
   step.parts.clear();
   step.pins.clear();
   step.loads.clear();
-  PlanDecodes(batch, &step);
   const bool cut = options_.chunk_tokens > 0;
   int64_t budget =
       cut ? std::min(options_.chunk_tokens, options_.max_prefill_tokens) : options_.max_prefill_tokens;
+  PlanDecodes(batch, &step);
+  PlanJumps(batch, &step, &budget);
   PlanPrefills(batch, &step, &budget);
   Admit(now, batch, &step, &budget);
   for (const ForkCopy& copy : fork_copies_) {
@@ -99,6 +100,9 @@ SampleRow Scheduler::MakeSampleRow(const Sequence& s, int32_t row, int32_t posit
   r.stop_from = s.group->prompt_len() + p.min_tokens;
   r.suppress_stop = position < r.stop_from;
   r.hash_logits = p.hash_logits;
+  // What is asked of the logits of a forced token needs a step that has them; drafts are verified one by one.
+  r.jump =
+      options_.jump_ahead && p.constraint != nullptr && p.top_logprobs < 0 && !p.hash_logits && !speculates();
   return r;
 }
 
@@ -110,7 +114,7 @@ void Scheduler::InitSlot(Sequence* s, ForwardBatch* batch) {
   if (p.min_tokens > 0) init.stop_token_ids = s->group->stop_ids;
   init.track_tokens = p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1;
   init.constraint = p.constraint;
-  init.tokens_left = s->group->max_new - s->produced();
+  init.tokens_left = s->group->answer_max - s->produced();
   if (!init.track_tokens && init.constraint == nullptr) return;
   if (p.repetition_penalty != 1) init.prompt_tokens = s->group->request.prompt;
   init.output_tokens.assign(s->tokens.begin() + s->group->prompt_len(), s->tokens.end());
@@ -295,6 +299,30 @@ void Scheduler::PlanDecodes(ForwardBatch* batch, Step* step) {
   }
 }
 
+// Rows of forced tokens: as many as there is room for, and at least one, like any decode.
+void Scheduler::PlanJumps(ForwardBatch* batch, Step* step, int64_t* budget) {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence* s = running_[i];
+    if (s->state != SeqState::kRunning || !s->sampled_in_slot || s->rows_left() <= 1) continue;
+    if (int64_t(s->kv.pages.size()) * kPageTokens <= s->planned && !GrowForDecode(s)) {
+      if (s->state != SeqState::kRunning) --i;
+      continue;
+    }
+    int64_t rows = std::min<int64_t>(s->rows_left(), 1 + std::max<int64_t>(0, *budget));
+    if (!cache_->Grow(&s->kv, s->planned + rows))
+      rows = std::min(rows, int64_t(s->kv.pages.size()) * kPageTokens - s->planned);
+    if (std::exchange(s->init_slot, false)) InitSlot(s, batch);
+    if (!s->untold.empty()) {
+      SlotInit& told = batch->slot_inits.emplace_back();
+      told.slot = s->slot;
+      told.more = true;
+      told.output_tokens.swap(s->untold);
+    }
+    *budget -= rows - 1;
+    AppendRows(s, int32_t(rows), 0, 0, batch, step);
+  }
+}
+
 int64_t Scheduler::RowsThisStep(const Sequence& s, int64_t budget, bool first) const {
   const int64_t left = s.rows_left();
   if (options_.chunk_tokens > 0) return std::min(left, budget);
@@ -311,7 +339,8 @@ void Scheduler::AppendPrefill(Sequence* s, int32_t rows, ForwardBatch* batch, St
 }
 
 void Scheduler::PlanPrefills(ForwardBatch* batch, Step* step, int64_t* budget) {
-  bool first = true;
+  // Uncut, one prompt may be longer than the budget, if nothing was taken from it.
+  bool first = options_.chunk_tokens > 0 || *budget == options_.max_prefill_tokens;
   for (size_t i = 0; i < running_.size() && *budget > 0; ++i) {
     Sequence* s = running_[i];
     if (s->state != SeqState::kRunning || s->rows_left() == 0 || s->decoding() || s->sampled_in_slot)

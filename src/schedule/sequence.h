@@ -10,9 +10,11 @@
 // Positions of a running sequence:
 //   [0 .. computed) rows final     [computed .. planned) rows in submitted batches
 //   [0 .. tokens.size()) tokens known here; `pending` more are being sampled by submitted batches
-// With speculation `planned` and `pending` count every drafted row and token of submitted batches as if it
-// stood; Commit takes back those that did not.
-// A sequence leaves pages and slot only when in_flight == 0: no submitted or prepared batch refers to them.
+// Jump-ahead: tokens that a constraint forces are kept as soon as they are known, and computed like a piece
+// of a prompt. The one that a submitted batch samples meanwhile is an echo: `tokens` has it, `pending` does
+// not. With speculation `planned` and `pending` count every drafted row and token of submitted batches as if
+// it stood; Commit takes back those that did not. A sequence leaves pages and slot only when in_flight == 0:
+// no submitted or prepared batch refers to them.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +37,7 @@ struct RequestGroup {
   std::string name_space;
   int64_t arrival = 0;     // order of arrival, unique
   int32_t max_new = 0;     // output tokens at most: the request's limit, the context and the pool
+  int32_t answer_max = 0;  // the same of the whole answer, where another instance goes on behind max_new
   int32_t spawned = 1;     // choices [0, spawned) have or had a sequence
   int32_t unfinished = 1;  // choices without a final event
   bool admitted_once = false;
@@ -68,9 +71,11 @@ struct Sequence {
   int32_t pending = 0;
   int32_t in_flight = 0;  // submitted batches and prepared page copies that refer to pages or slot
   bool sampled_in_slot =
-      false;            // a step of this admission samples for the slot: the last token may be a reference
-  bool failed = false;  // its own rows cannot be trusted: nothing of it enters the cache
-  bool state_missing = false;  // the first rows stand on a hit whose last hidden state the draft layer needs
+      false;           // a step of this admission samples for the slot: the last token may be a reference
+  int32_t echoes = 0;  // of the tokens being sampled, those that are kept already: they were forced
+  std::vector<int32_t> untold;  // kept tokens that no step samples: its slot hears of them with their rows
+  bool failed = false;          // its own rows cannot be trusted: nothing of it enters the cache
+  bool state_missing = false;   // the first rows stand on a hit whose last hidden state the draft layer needs
   bool first_event_sent = false;
   bool wait_storage = false;
   bool wait_room = false;  // prefill: decode has not reserved pages yet

@@ -119,6 +119,19 @@ void AppServer::Models(HttpRequest& http, const std::shared_ptr<HttpExchange>& e
   }
 }
 
+// What evaluation tools ask before they leave tokens to /tokenize and /detokenize.
+void AppServer::TokenizerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
+  const auto text = [this](std::span<const int32_t> ids) {
+    return ids.empty() ? Json() : Json(std::string(tokenizer_->TokenBytes(ids[0])));
+  };
+  const Json info = {{"tokenizer_class", "tokenizer.json"},
+                     {"bos_token", text(tokenizer_->PromptPrefix())},
+                     {"eos_token", text(options_.stop_tokens)},
+                     {"vocab_size", tokenizer_->vocab_size()},
+                     {"model_max_length", options_.limits.context_length}};
+  exchange->Respond({.body = info.dump(-1, ' ', false, Json::error_handler_t::replace)});
+}
+
 void AppServer::ModelInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {
   Json info = options_.model_info.is_object() ? options_.model_info : Json::object();
   info["model_path"] = options_.model_path;
@@ -151,6 +164,7 @@ void AppServer::ServerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& ex
         {"generation_tokens_total", e.generation_tokens_total},
         {"cached_tokens_total", e.cached_tokens_total},
         {"retractions_total", e.retractions_total},
+        {"forced_tokens_total", e.forced_tokens_total},
         {"requests_finished", e.requests_finished},
         {"requests_aborted", e.requests_aborted},
         {"requests_failed", e.requests_failed},
@@ -256,16 +270,7 @@ void AppServer::Page(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange
                                       .type = "not_found_error",
                                       .code = "not_found"}));
   }
-  exchange->Respond(
-      {.content_type = "text/html; charset=utf-8",
-       .headers = {{"Cache-Control", "no-cache"},
-                   {"Content-Security-Policy",
-                    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-                    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
-                    "frame-ancestors 'none'"},
-                   {"X-Content-Type-Options", "nosniff"},
-                   {"Referrer-Policy", "no-referrer"}},
-       .body = std::string(PageHtml())});
+  exchange->Respond(PageResponse());
 }
 
 void AppServer::Live(HttpRequest&, const std::shared_ptr<HttpExchange>& exchange) {

@@ -18,6 +18,7 @@ std::span<const AppServer::Route> AppServer::Routes() {
       {"/detokenize", "POST", R::kJson, R::kKey, &AppServer::Detokenize},
       {"/v1/detokenize", "POST", R::kJson, R::kKey, &AppServer::Detokenize},
       {"/v1/models", "GET", R::kNone, R::kKey, &AppServer::Models},
+      {"/tokenizer_info", "GET", R::kNone, R::kKey, &AppServer::TokenizerInfo},
       {"/model_info", "GET", R::kNone, R::kKey, &AppServer::ModelInfo},
       {"/get_model_info", "GET", R::kNone, R::kKey, &AppServer::ModelInfo},
       {"/server_info", "GET", R::kNone, R::kKey, &AppServer::ServerInfo, WorkLane::kControl},

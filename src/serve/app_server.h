@@ -129,6 +129,7 @@ class AppServer final : public HttpHandler {
   void Health(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void HealthGenerate(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void Models(HttpRequest&, const std::shared_ptr<HttpExchange>&);
+  void TokenizerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void ModelInfo(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void ServerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>&);
   void Loads(HttpRequest&, const std::shared_ptr<HttpExchange>&);

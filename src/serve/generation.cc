@@ -479,7 +479,9 @@ void Generation::EmitStream(bool last) {
       }
       if (spec_.form == AnswerForm::kChat && choice.output_ids.empty()) {  // marks that the role was sent
         choice.output_ids.push_back(-1);
-        AppendChatRole(spec_.meta, index, &out);
+        Usage usage = ChoiceUsage(p, choice);
+        usage.completion = 0;
+        AppendChatRole(spec_.meta, index, spec_.continuous_usage ? &usage : nullptr, &out);
       }
       if (spec_.form == AnswerForm::kChat) {
         EmitChat(p, index, choice, &out);

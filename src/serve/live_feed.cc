@@ -20,7 +20,37 @@ void WriteCounts(JsonWriter& w, const TierCounts& c) {
   w.Key("cached").Int(c.cached).End();
 }
 
+// Microseconds since `from`; -1: it never came to that.
+int64_t Since(int64_t from, int64_t at) { return at == 0 ? -1 : (at - from) / 1000; }
+
+void WriteTimeline(JsonWriter& w, const disagg::RoomTimeline& t) {
+  w.Object().Key("room").Text(std::to_string(t.room)).Key("tokens").Int(t.prompt_tokens);
+  w.Key("transport").Text(t.transport).Key("failed").Bool(t.failed);
+  w.Key("ready").Int(Since(t.announced, t.ready)).Key("ended").Int(Since(t.announced, t.ended));
+  w.Key("forwards").Array();
+  for (const auto& f : t.forwards)
+    w.Array().Int(f.from).Int(f.to).Int(Since(t.announced, f.begin)).Int(Since(t.announced, f.end)).End();
+  w.End().Key("moves").Array();
+  for (const auto& m : t.moves) {
+    w.Array().Int(m.first_layer).Int(m.last_layer).Int(m.pages).Int(m.bytes);
+    w.Int(Since(t.announced, m.posted)).Int(Since(t.announced, m.done)).End();
+  }
+  w.End().Key("moves_left_out").Int(t.moves_left_out).End();
+}
+
 }  // namespace
+
+HttpResponse PageResponse() {
+  return {.content_type = "text/html; charset=utf-8",
+          .headers = {{"Cache-Control", "no-cache"},
+                      {"Content-Security-Policy",
+                       "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+                       "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+                       "frame-ancestors 'none'"},
+                      {"X-Content-Type-Options", "nosniff"},
+                      {"Referrer-Policy", "no-referrer"}},
+          .body = std::string(PageHtml())};
+}
 
 LiveFeed::LiveFeed(const LiveFeedOptions& options, const Engine* engine, ServeMetrics* metrics,
                    std::string model_name)
@@ -114,6 +144,9 @@ std::string LiveFeed::Sample() {
   }
   w.End().Key("requests_left_out");
   w.Int(std::max<int64_t>(0, e.running + e.queued - int64_t(live.sequences.size())));
+  w.Key("role").Text(e.pd.role).Key("rooms").Array();
+  for (const auto& timeline : e.pd.timelines) WriteTimeline(w, *timeline);
+  w.End();
   w.End();
   out += "\n\n";
   return out;

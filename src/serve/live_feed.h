@@ -20,6 +20,8 @@ namespace sluice {
 
 // The page itself; needs nothing from anywhere else.
 std::string_view PageHtml();
+// The same as an answer, with headers that let it load nothing from elsewhere.
+HttpResponse PageResponse();
 
 struct LiveFeedOptions {
   std::chrono::milliseconds interval{500};

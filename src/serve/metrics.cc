@@ -175,6 +175,8 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
   counter("engine_prompt_tokens_total", "Prompt tokens admitted, cached ones included.",
           double(e.prompt_tokens_total));
   counter("engine_generation_tokens_total", "Tokens sampled and kept.", double(e.generation_tokens_total));
+  counter("forced_tokens_total", "Tokens of bound answers that were kept without a step of their own.",
+          double(e.forced_tokens_total));
   counter("num_retractions_total", "Sequences set back because KV pages ran out.",
           double(e.retractions_total));
   counter("http_cpu_seconds_total", "CPU time of the threads that read and write sockets.",

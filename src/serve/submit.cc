@@ -358,7 +358,7 @@ void AppServer::Tokenize(HttpRequest& http, const std::shared_ptr<HttpExchange>&
     error = EncodeChat(*request.messages, request.template_kwargs, request.add_generation_prompt, &lists[0]);
   }
   for (const std::string& text : request.prompts) {
-    const auto prefix = tokenizer_->PromptPrefix();
+    const auto prefix = request.add_special_tokens ? tokenizer_->PromptPrefix() : std::span<const int32_t>();
     lists.emplace_back(prefix.begin(), prefix.end());
     const std::vector<int32_t> ids = tokenizer_->Encode(text, /*allow_special=*/true);
     lists.back().insert(lists.back().end(), ids.begin(), ids.end());

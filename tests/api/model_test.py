@@ -1,9 +1,11 @@
 """`sluice serve` with the bundled model, asked by openai-python, curl and raw sockets."""
 
 import json
+import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -13,6 +15,7 @@ import pytest
 from client import SLUICE, Server, parse, read_all, read_until, records, request_bytes
 
 FLAGS = ["--port", "0", "--max-total-tokens", "65536"]
+TOOLS = pathlib.Path(__file__).parent.parent.parent / "tools"
 LEDGER = "Ledger: Mara has red apples: 17. Ivo has green cups: 4."
 
 
@@ -222,6 +225,18 @@ def test_bench_verifies_answers(server, tmp_path):
                  "accept_length"):
         assert name in figures
     assert bench("--verify", server.url).returncode == 0
+    figures_file = tmp_path / "figures.jsonl"
+    for backend in ("native", "openai", "openai-chat"):
+        assert bench("--backend", backend, "--output-file", figures_file).returncode == 0
+    table = subprocess.run([sys.executable, TOOLS / "bench_table.py", figures_file], capture_output=True, text=True)
+    assert table.returncode == 0 and "median_ttft_ms" in table.stdout, table.stderr
+    spoiled = [json.loads(line) for line in figures_file.read_text().splitlines()]
+    assert len(spoiled) == 3
+    del spoiled[0]["p99_itl_ms"]
+    spoiled[1]["output_throughput"] *= 2
+    figures_file.write_text("".join(json.dumps(r) + "\n" for r in spoiled))
+    table = subprocess.run([sys.executable, TOOLS / "bench_table.py", figures_file], capture_output=True, text=True)
+    assert table.returncode == 1 and "p99_itl_ms" in table.stderr and "output_throughput" in table.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     rows[7]["output_ids"][3] += 1
     out.write_text("".join(json.dumps(r) + "\n" for r in rows))

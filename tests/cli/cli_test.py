@@ -4,6 +4,7 @@
 """
 
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -62,6 +63,29 @@ class CommandLine(unittest.TestCase):
         for command in commands():
             result = run(*command.split(), "--no-such-flag")
             self.assert_usage_error(result, "--help")
+
+    def test_bars_and_colour_are_for_terminals(self):
+        words = [SLUICE, "run", "--prompt", "Mara has", "--max-tokens", "2"]
+        piped = subprocess.run(words, capture_output=True, timeout=60, check=True)
+        self.assertNotIn(b"\r", piped.stderr)
+        self.assertNotIn(b"\033", piped.stderr + piped.stdout)
+        here, there = pty.openpty()
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=there)
+        os.close(there)
+        seen = b""
+        while True:
+            try:
+                data = os.read(here, 4096)
+            except OSError:  # the other side is closed
+                break
+            if not data:
+                break
+            seen += data
+        os.close(here)
+        self.assertEqual(process.stdout.read(), piped.stdout)
+        self.assertEqual(process.wait(timeout=60), 0)
+        self.assertRegex(seen, rb"loading layers \[#+\] \d+ of \d+")
+        self.assertRegex(seen, rb"\r +\r")  # wiped
 
     def test_closed_output_is_not_a_signal(self):
         process = subprocess.Popen([SLUICE, "serve", "--help"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -13,6 +13,57 @@ constexpr uint64_t kRoot = 0x1234567;
 
 }  // namespace
 
+namespace {
+
+class ForcedPlaces final : public TokenConstraint {
+ public:
+  explicit ForcedPlaces(uint64_t seed) : seed_(seed) {}
+  std::unique_ptr<ConstraintState> Start(std::span<const int32_t> output, int32_t) const override;
+  // -1: free.
+  int32_t At(size_t place) const {
+    SeededStream random(seed_ * 1000003 + place / 9);
+    const uint64_t forced = random.Below(9);  // of nine places, the first ones
+    return place % 9 < forced ? int32_t(SeededStream(seed_ * 7919 + place).Below(40)) : -1;
+  }
+
+ private:
+  const uint64_t seed_;
+};
+
+class ForcedPlace final : public ConstraintState {
+ public:
+  ForcedPlace(const ForcedPlaces* places, size_t at) : places_(places), at_(at) {}
+  void Accept(int32_t token, int32_t) override {
+    SLUICE_CHECK(places_->At(at_) < 0 || token == places_->At(at_), "token {} at {}", token, at_);
+    ++at_;
+  }
+  std::span<const uint64_t> Mask(int32_t) override {
+    const int32_t token = places_->At(at_);
+    mask_ = token < 0 ? ~uint64_t(0) : uint64_t(1) << token;
+    return {&mask_, 1};
+  }
+  void Forced(int32_t max, std::vector<int32_t>* out) override {
+    for (size_t at = at_; max > 0 && places_->At(at) >= 0; --max) out->push_back(places_->At(at++));
+  }
+
+ private:
+  const ForcedPlaces* const places_;
+  size_t at_;
+  uint64_t mask_ = 0;
+};
+
+std::unique_ptr<ConstraintState> ForcedPlaces::Start(std::span<const int32_t> output, int32_t) const {
+  auto state = std::make_unique<ForcedPlace>(this, size_t(0));
+  for (const int32_t token : output) state->Accept(token, 0);
+  return state;
+}
+
+}  // namespace
+
+std::shared_ptr<const TokenConstraint> ChainConstraint(uint64_t seed) {
+  return std::make_shared<ForcedPlaces>(seed);
+}
+
 uint64_t ChainHash(uint64_t before, int32_t token) { return JoinLogitsHash(before, uint64_t(token) + 1); }
 
 void ChainLogits(uint64_t hash, bool nan, std::vector<float>* logits) {
@@ -133,6 +184,8 @@ ChainAnswer ChainOracle(const Request& request, int32_t choice, int64_t token_li
   init.prompt_tokens = request.prompt;
   init.track_tokens = true;
   init.logit_bias = p.logit_bias;
+  init.constraint = p.constraint;
+  init.tokens_left = int32_t(max_new);
   init.stop_token_ids = p.stop_token_ids;
   if (!p.ignore_eos) init.stop_token_ids.push_back(kChainEos);
   const std::vector<int32_t> stops = init.stop_token_ids;

@@ -49,6 +49,9 @@ class ChainRunner final : public StepRunner {
   std::vector<float> logits_;
 };
 
+// Forces most tokens of an answer by their place in it, the rest are free; ends are never among them.
+std::shared_ptr<const TokenConstraint> ChainConstraint(uint64_t seed);
+
 uint64_t ChainHash(uint64_t before, int32_t token);
 void ChainLogits(uint64_t hash, bool nan, std::vector<float>* logits);
 

@@ -578,6 +578,7 @@ TEST_P(RandomLife, EqualsTheOracleAtBothDepths) {
       if (random.Chance(0.1)) r.cache_salt = "s";
       if (random.Chance(0.05)) r.deadline = world.clock().Now() + Nanos(random.Below(300)) * 1000000 + 1;
       if (random.Chance(0.05)) r.prompt.back() = kChainNan;
+      if (random.Chance(0.4)) r.sampling.constraint = ChainConstraint(seed * 100 + uint64_t(i));
       live.push_back(r.rid);
       world.Add(std::move(r));
       for (uint64_t s = random.Below(20); s > 0; --s) world.Step();
@@ -595,6 +596,7 @@ TEST_P(RandomLife, EqualsTheOracleAtBothDepths) {
     all.dropped_tokens += c.dropped_tokens;
     all.aborted += c.aborted;
     all.failed += c.failed;
+    all.forced_tokens += c.forced_tokens;
     loaded += world.runner().loaded_pages;
   }
   // The search went where it should.
@@ -602,6 +604,7 @@ TEST_P(RandomLife, EqualsTheOracleAtBothDepths) {
   EXPECT_GT(all.dropped_tokens, 50);
   EXPECT_GT(all.aborted, 100);
   EXPECT_GT(all.failed, 10);
+  EXPECT_GT(all.forced_tokens, 2000);
   EXPECT_EQ(all.cached_tokens > 1000, GetParam() != CacheKind::kFlat);
   EXPECT_EQ(loaded > 50, GetParam() == CacheKind::kTreeAndHost);
 }

@@ -69,6 +69,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     int64_t allowed = 0;
     for (const uint64_t word : mask) allowed += std::popcount(word);
     SLUICE_CHECK(allowed > 0, "no way on with {} tokens left", left);
+    std::vector<int32_t> forced;
+    state->Forced(1, &forced);
+    if (!forced.empty()) {
+      SLUICE_CHECK(allowed == 1 && ((mask[size_t(forced[0]) / 64] >> (forced[0] % 64)) & 1) != 0,
+                   "token {} is forced among {}", forced[0], allowed);
+    }
     int64_t pick = int64_t(random.Below(uint64_t(allowed)));
     int32_t token = 0;
     while (((mask[size_t(token) / 64] >> (token % 64)) & 1) == 0 || pick-- > 0) ++token;

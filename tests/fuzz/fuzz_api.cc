@@ -8,6 +8,8 @@ using namespace sluice;
 std::vector<std::string> FuzzSeeds() {
   return {
       R"({"messages":[{"role":"system","content":[{"type":"text","text":"a"}]},{"role":"user","content":"é"},{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f","arguments":"{\"x\":1}"}}]}],"temperature":0.5,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"top_logprobs":2,"n":2,"stop":["a","b"],"seed":5})",
+      R"({"model":"m","max_tokens":5,"system":[{"type":"text","text":"s"}],"messages":[{"role":"user","content":[{"type":"text","text":"q"}]},{"role":"assistant","content":[{"type":"thinking","thinking":"t"},{"type":"tool_use","id":"i","name":"f","input":{"x":1}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"i","content":"42"}]}],"tools":[{"name":"f","input_schema":{"type":"object"}}],"tool_choice":{"type":"any"},"thinking":{"type":"enabled"},"stop_sequences":["x"],"stream":true})",
+      R"({"messages":[{"role":"user","content":"q"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":{"type":"function","function":{"name":"f"}},"parallel_tool_calls":false,"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object"}}},"chat_template_kwargs":{"enable_thinking":false}})",
       R"({"prompt":["a","b"],"max_tokens":5,"echo":true,"logprobs":1,"logit_bias":{"5":-1},"top_p":0.9})",
       R"({"prompt":[[1,2],[3]],"best_of":1,"min_p":0.1,"presence_penalty":-1})",
       R"({"text":["a","b"],"sampling_params":[{"max_new_tokens":4,"stop_token_ids":[1]},{"ignore_eos":true}],"return_logprob":true,"rid":["x","y"]})",
@@ -30,6 +32,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   ChatRequest chat;
   check(ParseChat(body, limits, defaults, &chat));
+  ChatRequest messages;
+  check(ParseMessages(body, limits, defaults, body.size() % 2 == 0, &messages));
   CompletionRequest completion;
   check(ParseCompletion(body, limits, defaults, &completion));
   NativeRequest native;

@@ -18,7 +18,7 @@ def find_chromium():
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if path := shutil.which(name):
             return path
-    return None
+    raise AssertionError("no browser: install chromium (scripts/setup.sh does)")
 
 
 class WebSocket:
