@@ -51,6 +51,8 @@ enum class WaitMode : uint8_t { kBlock, kYield, kSpin };
 
 struct ThreadGroupOptions {
   WaitMode wait = WaitMode::kBlock;
+  // A rank that has waited so long says for whom, and goes on waiting. A layer takes milliseconds.
+  std::chrono::milliseconds patience{10'000};
 };
 
 // Ranks as threads of one process: n communicators that share one group. They may be destroyed in any order.

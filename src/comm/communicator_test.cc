@@ -1,9 +1,13 @@
 #include "comm/communicator.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/base_sink.h>
 
+#include <mutex>
 #include <thread>
 
+#include "base/log.h"
 #include "base/random.h"
 
 namespace sluice {
@@ -54,6 +58,40 @@ TEST(ThreadCommunicator, AllGatherKeepsRankOrderThoughRanksArriveInAnyOrder) {
   });
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(comms[2]->stats().bytes_gathered, 100 * 12 * 3);
+}
+
+// Keeps the warnings.
+class Warnings final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  bool any() const { return any_; }
+  std::string all() {
+    std::lock_guard lock(mutex_);
+    return all_;
+  }
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& m) override {
+    if (m.level != spdlog::level::warn) return;
+    all_ += std::string(m.payload.data(), m.payload.size()) + "\n";
+    any_ = true;
+  }
+  void flush_() override {}
+  std::string all_;
+  std::atomic<bool> any_{false};
+};
+
+TEST(ThreadCommunicator, AWaitingRankSaysForWhomItWaits) {
+  const auto warnings = std::make_shared<Warnings>();
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", warnings));
+  auto comms = MakeThreadCommunicators(4, {.patience = std::chrono::milliseconds(20)});
+  OnRanks(comms, [&](Communicator& c) {
+    c.Fence();
+    while (c.rank().value == 2 && !warnings->any()) std::this_thread::yield();
+    c.Fence();
+  });
+  spdlog::set_default_logger(before);
+  EXPECT_THAT(warnings->all(), ::testing::HasSubstr(" has waited 20 ms at fence 1 for rank 2\n"));
 }
 
 TEST(ThreadCommunicator, SpinsOnlyWhenEveryThreadHasACore) {

@@ -19,7 +19,8 @@ namespace {
 // to move.
 class Barrier {
  public:
-  Barrier(int32_t parties, WaitMode wait) : parties_(parties), wait_(wait), reached_(size_t(parties)) {}
+  Barrier(int32_t parties, const ThreadGroupOptions& options)
+      : parties_(parties), options_(options), reached_(size_t(parties)) {}
 
   void Arrive(Rank rank) {
     const uint32_t generation = generation_.load(std::memory_order_relaxed);
@@ -33,9 +34,11 @@ class Barrier {
         syscall(SYS_futex, &generation_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
       return;
     }
-    if (WaitAwake(wait_, [&] { return generation_.load(std::memory_order_acquire) != generation; })) return;
+    if (WaitAwake(options_.wait, [&] { return generation_.load(std::memory_order_acquire) != generation; }))
+      return;
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    const timespec patience{kPatienceSeconds, 0};
+    const auto ms = options_.patience.count();
+    const timespec patience{ms / 1000, ms % 1000 * 1'000'000};
     while (generation_.load(std::memory_order_seq_cst) == generation) {
       const long r = syscall(SYS_futex, &generation_, FUTEX_WAIT_PRIVATE, generation, &patience, nullptr, 0);
       if (r != 0 && errno == ETIMEDOUT) SayWhoIsMissing(rank, generation);
@@ -44,19 +47,18 @@ class Barrier {
   }
 
  private:
-  static constexpr time_t kPatienceSeconds = 10;  // a layer takes milliseconds
   void SayWhoIsMissing(Rank rank, uint32_t generation) {
     if (generation_.load(std::memory_order_acquire) != generation) return;
     std::string missing;
     for (int32_t r = 0; r < parties_; ++r)
       if (reached_[size_t(r)].load(std::memory_order_relaxed) != generation + 1)
         missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    spdlog::warn("rank {} has waited {} s at fence {} for rank {}", rank.value, kPatienceSeconds, generation,
-                 missing);
+    spdlog::warn("rank {} has waited {} ms at fence {} for rank {}", rank.value, options_.patience.count(),
+                 generation, missing);
   }
 
   const int32_t parties_;
-  const WaitMode wait_;
+  const ThreadGroupOptions options_;
   std::vector<std::atomic<uint32_t>>
       reached_;  // [ranks] the generation that the rank has arrived for, plus one
   std::atomic<int32_t> arrived_{0};
@@ -65,7 +67,7 @@ class Barrier {
 };
 
 struct Group {
-  Group(int32_t ranks, WaitMode wait) : barrier(ranks, wait), send(size_t(ranks)) {}
+  Group(int32_t ranks, const ThreadGroupOptions& options) : barrier(ranks, options), send(size_t(ranks)) {}
   Barrier barrier;
   std::vector<const void*> send;
 };
@@ -114,7 +116,7 @@ class ThreadCommunicator final : public Communicator {
 std::vector<std::unique_ptr<Communicator>> MakeThreadCommunicators(int32_t ranks,
                                                                    const ThreadGroupOptions& options) {
   SLUICE_CHECK(ranks >= 1, "ranks {}", ranks);
-  auto group = std::make_shared<Group>(ranks, options.wait);
+  auto group = std::make_shared<Group>(ranks, options);
   std::vector<std::unique_ptr<Communicator>> all;
   for (int32_t r = 0; r < ranks; ++r) all.push_back(std::make_unique<ThreadCommunicator>(group, Rank(r)));
   return all;

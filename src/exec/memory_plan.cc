@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <vector>
 
 namespace sluice {
 namespace {
@@ -34,22 +35,33 @@ int64_t ReadKey(const std::string& path, const std::string& key) {
 }
 
 // This process's cgroup below the unified (or the named v1) hierarchy, "" when unknown.
-std::string CgroupPath(const std::string& controller) {
-  std::ifstream in("/proc/self/cgroup");
+std::string CgroupPath(const std::string& root, const std::string& controller) {
+  std::ifstream in(root + "/proc/self/cgroup");
   std::string line;
   while (std::getline(in, line)) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    const bool wanted =
-        controller.empty() ? controllers.empty() : controllers.find(controller) != std::string::npos;
+    // "cpu" is in "cpu,cpuacct" but not in "cpuset".
+    const bool wanted = controller.empty()
+                            ? controllers.empty()
+                            : ("," + controllers + ",").find("," + controller + ",") != std::string::npos;
     if (wanted) return line.substr(second + 1);
   }
   return "";
 }
 
+// "/a/b" > "/a/b", "/a", "". In a container the path may be the host's: then only "" exists.
+std::vector<std::string> UpToRoot(std::string path) {
+  std::vector<std::string> all;
+  for (; !path.empty(); path = path.substr(0, path.rfind('/')))
+    if (path != "/") all.push_back(path);
+  all.push_back("");
+  return all;
+}
+
 // The least limit minus use on the way from this cgroup to the root; max() when there is none.
-int64_t CgroupRest() {
+int64_t CgroupRest(const std::string& root) {
   int64_t rest = std::numeric_limits<int64_t>::max();
   const auto look = [&](const std::string& folder, const char* limit_name, const char* use_name,
                         const char* cache_key) {
@@ -59,27 +71,23 @@ int64_t CgroupRest() {
     const int64_t reclaimable = std::max<int64_t>(0, ReadKey(folder + "/memory.stat", cache_key));
     rest = std::min(rest, limit - use + std::min(use, reclaimable));
   };
-  std::string v2 = CgroupPath("");
-  for (;;) {
-    look("/sys/fs/cgroup" + v2, "/memory.max", "/memory.current", "inactive_file");
-    if (v2.empty() || v2 == "/") break;
-    v2 = v2.substr(0, v2.rfind('/'));
-  }
-  look("/sys/fs/cgroup/memory" + CgroupPath("memory"), "/memory.limit_in_bytes", "/memory.usage_in_bytes",
-       "total_inactive_file");
-  look("/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file");
+  for (const std::string& group : UpToRoot(CgroupPath(root, "")))
+    look(root + "/sys/fs/cgroup" + group, "/memory.max", "/memory.current", "inactive_file");
+  for (const std::string& group : UpToRoot(CgroupPath(root, "memory")))
+    look(root + "/sys/fs/cgroup/memory" + group, "/memory.limit_in_bytes", "/memory.usage_in_bytes",
+         "total_inactive_file");
   return rest;
 }
 
 }  // namespace
 
-int64_t FreeMemoryBytes() {
-  const int64_t machine = ReadKey("/proc/meminfo", "MemAvailable:") * 1024;
+int64_t FreeMemoryBytes(const std::string& root) {
+  const int64_t machine = ReadKey(root + "/proc/meminfo", "MemAvailable:") * 1024;
   return std::max<int64_t>(
-      0, std::min(machine < 0 ? std::numeric_limits<int64_t>::max() : machine, CgroupRest()));
+      0, std::min(machine < 0 ? std::numeric_limits<int64_t>::max() : machine, CgroupRest(root)));
 }
 
-int AvailableCores() {
+int AvailableCores(const std::string& root) {
   cpu_set_t set;
   CPU_ZERO(&set);
   int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
@@ -87,16 +95,15 @@ int AvailableCores() {
     if (q > 0 && period > 0)
       cores = std::min<int>(cores, int(std::max<int64_t>(1, (q + period - 1) / period)));
   };
-  std::string v2 = CgroupPath("");
-  for (;;) {
-    std::ifstream in("/sys/fs/cgroup" + v2 + "/cpu.max");
+  for (const std::string& group : UpToRoot(CgroupPath(root, ""))) {
+    std::ifstream in(root + "/sys/fs/cgroup" + group + "/cpu.max");
     int64_t q = 0, period = 0;
     if (in >> q >> period) quota(q, period);
-    if (v2.empty() || v2 == "/") break;
-    v2 = v2.substr(0, v2.rfind('/'));
   }
-  quota(ReadNumber("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
-        ReadNumber("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
+  for (const std::string& group : UpToRoot(CgroupPath(root, "cpu"))) {
+    const std::string folder = root + "/sys/fs/cgroup/cpu" + group;
+    quota(ReadNumber(folder + "/cpu.cfs_quota_us"), ReadNumber(folder + "/cpu.cfs_period_us"));
+  }
   return std::max(1, cores);
 }
 

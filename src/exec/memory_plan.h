@@ -44,8 +44,9 @@ StatusOr<MemoryPlan> PlanMemory(const MemoryInputs& in);
 
 // Bytes that can be used now: free memory of the machine or the rest of the cgroup's limit, whichever is
 // less.
-int64_t FreeMemoryBytes();
+// `root` holds the /proc and /sys to be read; tests have their own.
+int64_t FreeMemoryBytes(const std::string& root = "");
 // Cores this process may use: affinity mask and the cgroup's quota, at least 1.
-int AvailableCores();
+int AvailableCores(const std::string& root = "");
 
 }  // namespace sluice

@@ -1,5 +1,9 @@
 #include "exec/memory_plan.h"
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -121,6 +125,83 @@ TEST(MemoryPlan, OneBudgetHoldsEverythingOfAllRanksOrIsRefused) {
     in.host_gb_per_rank = double(in.page_bytes - 1) / 1e9;
     EXPECT_THAT(std::string(PlanMemory(in).status().message()), ::testing::HasSubstr("none fits"));
   }
+}
+
+// A machine of 24 GiB and 64 cores, as /proc and /sys tell it to a process of the group /a/b.
+class FakeMachine {
+ public:
+  FakeMachine() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "sluice-machine-XXXXXX").string();
+    root_ = mkdtemp(pattern.data());
+    Write("/proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\n");
+  }
+  ~FakeMachine() { std::filesystem::remove_all(root_); }
+  void Write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
+    std::ofstream(root_ + path) << text;
+  }
+  void Limit(const std::string& folder, bool unified, int64_t limit, int64_t use, int64_t inactive) const {
+    const std::string at = "/sys/fs/cgroup" + folder;
+    const std::string most = limit < 0 ? (unified ? "max" : "9223372036854771712") : std::to_string(limit);
+    Write(at + (unified ? "/memory.max" : "/memory.limit_in_bytes"), most + "\n");
+    Write(at + (unified ? "/memory.current" : "/memory.usage_in_bytes"), std::to_string(use) + "\n");
+    Write(at + "/memory.stat", std::string("anon 5\n") +
+                                   (unified ? "inactive_file " : "total_inactive_file ") +
+                                   std::to_string(inactive) + "\n");
+  }
+  const std::string& root() const { return root_; }
+
+ private:
+  std::string root_;
+};
+
+TEST(FreeMemory, IsTheMachinesWithoutALimit) {
+  const FakeMachine m;
+  EXPECT_EQ(FreeMemoryBytes(m.root()), 24 * kGiB);
+  m.Write("/proc/self/cgroup", "0::/a/b\n");
+  m.Limit("/a/b", true, -1, kGiB, 0);
+  EXPECT_EQ(FreeMemoryBytes(m.root()), 24 * kGiB);
+}
+
+TEST(FreeMemory, IsTheLeastRestOfAnyGroupOnTheWayToTheRoot) {
+  for (const bool unified : {true, false}) {
+    const FakeMachine m;
+    const std::string top = unified ? "" : "/memory";
+    m.Write("/proc/self/cgroup", unified ? "0::/a/b\n" : "7:cpuset:/x\n4:memory:/a/b\n0::/\n");
+    m.Limit(top + "/a/b", unified, 2 * kGiB, kGiB / 2, 0);
+    EXPECT_EQ(FreeMemoryBytes(m.root()), 3 * kGiB / 2) << unified;
+    m.Limit(top + "/a/b", unified, 2 * kGiB, kGiB / 2, kGiB / 4);  // what the kernel can take back is free
+    EXPECT_EQ(FreeMemoryBytes(m.root()), 7 * kGiB / 4) << unified;
+    m.Limit(top + "/a", unified, 4 * kGiB, 3 * kGiB, 0);  // neighbours in the parent's group have taken more
+    EXPECT_EQ(FreeMemoryBytes(m.root()), kGiB) << unified;
+    m.Limit(top + "/a", unified, 4 * kGiB, 5 * kGiB, 0);
+    EXPECT_EQ(FreeMemoryBytes(m.root()), 0) << unified;
+  }
+}
+
+TEST(FreeMemory, IsFoundWhereAContainerSeesOnlyItsOwnGroup) {
+  for (const bool unified : {true, false}) {
+    const FakeMachine m;  // the path is the host's, the mounted hierarchy begins with the container's group
+    m.Write("/proc/self/cgroup", unified ? "0::/docker/1234\n" : "4:memory:/docker/1234\n");
+    m.Limit(unified ? "" : "/memory", unified, 2 * kGiB, kGiB, 0);
+    EXPECT_EQ(FreeMemoryBytes(m.root()), kGiB) << unified;
+  }
+}
+
+TEST(Cores, AreBoundedByTheLeastQuotaOfAnyGroup) {
+  const int all = AvailableCores(FakeMachine().root());
+  const FakeMachine unified;
+  unified.Write("/proc/self/cgroup", "0::/a/b\n");
+  unified.Write("/sys/fs/cgroup/a/cpu.max", "100000 100000\n");
+  unified.Write("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+  EXPECT_EQ(AvailableCores(unified.root()), 1);
+  const FakeMachine named;
+  named.Write("/proc/self/cgroup", "3:cpuset:/other\n1:cpu,cpuacct:/a/b\n");
+  named.Write("/sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us", "50000\n");
+  named.Write("/sys/fs/cgroup/cpu/a/b/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(AvailableCores(named.root()), 1);
+  named.Write("/sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(AvailableCores(named.root()), all);
 }
 
 TEST(MemoryPlan, ThisMachineHasMemoryAndCores) {

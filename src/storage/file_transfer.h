@@ -3,8 +3,8 @@
 //
 //   Start > [ io() > Advance(result) ]* > outcome()
 //
-// A chunk is small enough to be hashed while it is in the cache of the core that copied it. Reads, and with
-// direct I/O writes too, go through an aligned buffer of the worker's. Used by one thread at a time.
+// A chunk is small enough to be hashed while it is in the cache of the core that copied it. With direct I/O
+// it goes through an aligned buffer of the worker's. Used by one thread at a time.
 #pragma once
 
 #include <sys/uio.h>
@@ -18,7 +18,7 @@
 namespace sluice {
 
 constexpr int64_t kFileAlign = 4096;            // header, file size, and direct I/O
-constexpr int64_t kFileChunkBytes = 512 << 10;  // half of a 1 MiB L2: copied, then hashed from there
+constexpr int64_t kFileChunkBytes = 256 << 10;  // a quarter of a 1 MiB L2: copied, then hashed from there
 
 struct FileIo {
   bool write = false;
@@ -67,6 +67,7 @@ class FileTransfer {
   bool PlanIo(int64_t offset);
   void GatherSpans(int64_t bytes, bool into_bounce);
   bool TakeChunk();  // a chunk has been read or written in full
+  void ScatterBounce(int64_t from, int64_t payload);
   bool End(StorageOutcome outcome);
   bool Fail(int error);  // by errno
   int Fault(FileCall call, const std::string& path) const;
