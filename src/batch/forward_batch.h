@@ -60,6 +60,7 @@ struct SampleRow {
   bool hash_logits = false;
   bool sample = true;       // false: logits are wanted (prompt logprobs, goldens) but no token
   int32_t logprob_of = -1;  // with sample == false: report the logprob of this token
+  bool keep_state = false;  // the result carries the state that the draft layer starts from
 };
 
 // Work on an executor slot before the forward: reset for a new sequence, with what sampling needs of its
@@ -73,6 +74,9 @@ struct SlotInit {
   bool track_tokens = false;                          // penalties are on
   std::shared_ptr<const TokenConstraint> constraint;  // continues behind output_tokens
   int32_t tokens_left = 0;
+  // A prompt that another instance computed: the state before `draft_slot`, whose token is `draft_token`.
+  std::vector<float> draft_state;
+  int32_t draft_slot = -1, draft_token = -1;
 };
 
 // A fork copies the partial tail page of a prompt before its first write (n > 1).
@@ -128,7 +132,8 @@ struct SampledToken {
   float logprob = 0;   // of `token` (or of SampleRow::logprob_of), natural log, before temperature
   std::vector<TopLogprob> top;  // SampleRow::top_logprobs entries, best first
   uint64_t logits_hash = 0;
-  Status status;  // NaN or all -inf logits: this request fails alone
+  std::vector<float> state;  // with SampleRow::keep_state: [hidden]
+  Status status;             // NaN or all -inf logits: this request fails alone
 };
 
 // A sequence whose rows of the step cannot be trusted (NaN, a failed verification): it fails alone.

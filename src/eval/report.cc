@@ -129,8 +129,10 @@ StatusOr<PassResult> ReadColdOutputs(const std::string& path, const Dataset& dat
                        line.contains("output_ids") && line.contains("logits_hash");
     if (!whole)
       return Invalid("{}: line {} is no output of an evaluation with hashes", path, lines.size() + 1);
-    if (line["pass"] == "cold")
-      lines[{line["id"].get<std::string>(), line["turn"].get<int64_t>()}] = std::move(line);
+    if (line["pass"] != "cold") continue;
+    // A name of its own: an assignment's right side, which empties `line`, is evaluated first.
+    const std::pair key(line["id"].get<std::string>(), line["turn"].get<int64_t>());
+    lines[key] = std::move(line);
   }
   PassResult cold;
   cold.name = "cold";
