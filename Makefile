@@ -1,5 +1,5 @@
 # Short names for the usual commands; scripts/ and CMakePresets.json hold what they do.
-.PHONY: serve test bench simulate cache-passes range chaos format lint asan tsan fuzz clean
+.PHONY: serve test bench simulate cache-passes drafts combined range chaos format lint asan tsan fuzz clean
 
 serve:
 	scripts/serve.sh $(ARGS)
@@ -23,6 +23,17 @@ simulate:
 cache-passes:
 	scripts/build.sh release sluice
 	tests/cache/passes.py build/release/bin/sluice models/ledger-28m-fp8 tests/data/eval/ledger_qa.jsonl $(ARGS)
+
+# Answers with drafts against answers without: bf16 and fp8 KV, 1, 2 and 4 ranks, 1 and 32 at once, every cache pass.
+drafts:
+	scripts/build.sh release sluice
+	tests/draft/answers.py build/release/bin/sluice models/ledger-28m-fp8 tests/data/eval/ledger_qa.jsonl \
+	  --expected tests/data/eval/expected.json $(ARGS)
+
+# Ranks, drafts, disaggregation and all cache tiers together against one plain rank.
+combined:
+	scripts/build.sh release sluice
+	python3 tests/disagg/combined.py $(ARGS)
 
 # Every chunk size from 64 to 4096 with 1 to 32 running requests, bf16 and fp8 KV: the same logits bits.
 range:

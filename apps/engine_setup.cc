@@ -72,6 +72,8 @@ SchedulerOptions SchedulerOptionsFor(const ServerConfig& config, const LoadedMod
   o.jump_ahead = !config.disable_jump_ahead;
   o.eos_token_ids = model.config.eos_token_ids;
   o.draft_tokens = config.DraftTokens();
+  const bool moves_bytes = config.disaggregation_transfer_backend != "fake";
+  o.draft_state_floats = o.draft_tokens > 0 && moves_bytes ? model.config.hidden : 0;
   o.adaptive_drafts = config.speculative_adaptive == "on";
   if (config.disaggregation_mode == "prefill") o.remote = RemoteRole::kPrefill;
   if (config.disaggregation_mode == "decode") o.remote = RemoteRole::kDecode;

@@ -61,6 +61,7 @@ struct SampleRow {
   bool jump = false;        // say which tokens the constraint forces behind the sampled one
   bool sample = true;       // false: logits are wanted (prompt logprobs, goldens) but no token
   int32_t logprob_of = -1;  // with sample == false: report the logprob of this token
+  bool keep_state = false;  // the result carries the state that the draft layer starts from
 };
 
 // Work on an executor slot before the forward: reset for a new sequence, with what sampling needs of its
@@ -76,6 +77,9 @@ struct SlotInit {
   int32_t tokens_left = 0;
   bool more =
       false;  // no reset: output_tokens are further tokens of the slot, kept without having been sampled
+  // A prompt that another instance computed: the state before `draft_slot`, whose token is `draft_token`.
+  std::vector<float> draft_state;
+  int32_t draft_slot = -1, draft_token = -1;
 };
 
 // A fork copies the partial tail page of a prompt before its first write (n > 1).
@@ -132,6 +136,7 @@ struct SampledToken {
   std::vector<TopLogprob> top;  // SampleRow::top_logprobs entries, best first
   uint64_t logits_hash = 0;
   std::vector<int32_t> forced;  // SampleRow::jump: what must follow `token`, in order
+  std::vector<float> state;     // with SampleRow::keep_state: [hidden]
   Status status;                // NaN or all -inf logits: this request fails alone
 };
 

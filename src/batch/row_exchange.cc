@@ -52,32 +52,43 @@ void PagesSeen(const ForwardBatch& batch, const BatchSeq& s, int32_t ranks, std:
   }
 }
 
-RankBytes BytesOf(const ForwardBatch& batch, const RankSplit& split, Rank rank, int32_t ranks,
-                  const KvLayout& layout) {
-  const int64_t row_bytes = layout.latent_row_bytes() * int64_t(layout.latent_layers().size()) +
-                            layout.index_page_bytes() / kPageTokens * int64_t(layout.index_layers().size());
-  const RankPart& part = split.part(rank);
+LayerBytes BytesOfLayers(const KvLayout& layout, LogicalLayer first, LogicalLayer end) {
+  LayerBytes bytes;
+  for (const LogicalLayer layer : layout.latent_layers()) {
+    if (layer.value < first.value || layer.value >= end.value) continue;
+    bytes.row += layout.latent_row_bytes();
+    bytes.page += layout.latent_page_bytes();
+    if (!layout.IndexSlot(layer).valid()) continue;
+    bytes.row += layout.index_page_bytes() / kPageTokens;
+    bytes.page += layout.index_page_bytes();
+  }
+  return bytes;
+}
+
+RankBytes BytesOf(std::span<const BatchSeq> seqs, std::span<const PageId> pages, Rank rank, int32_t ranks,
+                  const LayerBytes& bytes) {
   int64_t put_rows = 0, got_pages = 0;
-  for (size_t i = 0; i < part.seqs.size(); ++i) {
-    const BatchSeq& s = part.seqs[i];
+  for (size_t i = 0; i < seqs.size(); ++i) {
+    const BatchSeq& s = seqs[i];
     for (int32_t k = 0; k < s.num_rows; ++k)
-      put_rows +=
-          PageOwner(batch.pages[size_t(s.page_begin + (s.start + k) / kPageTokens)], ranks) != rank.value;
+      put_rows += PageOwner(pages[size_t(s.page_begin + (s.start + k) / kPageTokens)], ranks) != rank.value;
     // A sequence's later segment on this rank sees all that the earlier one saw, and more.
-    const bool later = std::any_of(part.seqs.begin() + long(i) + 1, part.seqs.end(),
+    const bool later = std::any_of(seqs.begin() + long(i) + 1, seqs.end(),
                                    [&](const BatchSeq& o) { return o.slot == s.slot; });
     if (later) continue;
     for (int32_t p = 0; p < s.num_pages; ++p)
-      got_pages += PageOwner(batch.pages[size_t(s.page_begin + p)], ranks) != rank.value;
+      got_pages += PageOwner(pages[size_t(s.page_begin + p)], ranks) != rank.value;
   }
-  return {put_rows * row_bytes, got_pages * layout.page_bytes()};
+  return {put_rows * bytes.row, got_pages * bytes.page};
 }
 
 int64_t BytesBetweenRanks(const ForwardBatch& batch, const RankSplit& split, int32_t ranks,
                           const KvLayout& layout) {
+  const LayerBytes all =
+      BytesOfLayers(layout, LogicalLayer(0), LogicalLayer(layout.latent_layers().back().value + 1));
   int64_t bytes = 0;
   for (int32_t r = 0; r < ranks; ++r) {
-    const RankBytes b = BytesOf(batch, split, Rank(r), ranks, layout);
+    const RankBytes b = BytesOf(split.part(Rank(r)).seqs, batch.pages, Rank(r), ranks, all);
     bytes += b.put + b.got;
   }
   return bytes;

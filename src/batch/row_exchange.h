@@ -49,13 +49,20 @@ class RowExchange {
 // through the sequence's own page list, whatever else the batch shares.
 void PagesSeen(const ForwardBatch& batch, const BatchSeq& seq, int32_t ranks, std::vector<PageRead>* out);
 
-// Bytes that cross ranks in one forward: rows put into other ranks' pages, and other ranks' pages that the
-// rank's rows see, each once, of every layer.
+// Bytes that cross ranks in one pass over some layers: rows put into other ranks' pages, and other ranks'
+// pages that the rank's rows see, each once.
 struct RankBytes {
   int64_t put = 0, got = 0;
 };
-RankBytes BytesOf(const ForwardBatch& batch, const RankSplit& split, Rank rank, int32_t ranks,
-                  const KvLayout& layout);
+// Of a row and of a page, in the layers [first, end).
+struct LayerBytes {
+  int64_t row = 0, page = 0;
+};
+LayerBytes BytesOfLayers(const KvLayout& layout, LogicalLayer first, LogicalLayer end);
+// `seqs`: what the rank computes, over the batch's page lists.
+RankBytes BytesOf(std::span<const BatchSeq> seqs, std::span<const PageId> pages, Rank rank, int32_t ranks,
+                  const LayerBytes& bytes);
+// Of all ranks, in every layer of the layout.
 int64_t BytesBetweenRanks(const ForwardBatch& batch, const RankSplit& split, int32_t ranks,
                           const KvLayout& layout);
 

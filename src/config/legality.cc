@@ -111,19 +111,6 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--disaggregation-mode prefill --disaggregation-transfer-backend tcp",
   });
   rows->push_back({
-      .id = "speculation-disaggregation",
-      .combination = "--speculative-algorithm with --disaggregation-mode",
-      .reason = "a prefill instance does not send the state that drafting starts from yet",
-      .remedy = "leave the --speculative-... flags out on these instances; the answers are the same",
-      .violation =
-          [](Config c, Model) {
-            const bool hit = !c.speculative_algorithm.empty() && c.disaggregation_mode != "null";
-            return hit ? fmt::format("--speculative-algorithm {}", c.speculative_algorithm) : "";
-          },
-      .illegal_example = "--speculative-algorithm NEXTN --disaggregation-mode decode",
-      .legal_example = "--speculative-algorithm none --disaggregation-mode decode",
-  });
-  rows->push_back({
       .id = "speculation-cuda",
       .combination = "--speculative-algorithm with --device cuda",
       .reason = "the draft layer runs on the CPU backend only",

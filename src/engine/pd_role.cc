@@ -177,9 +177,15 @@ class PrefillRole final : public PdRole, private StepObserver {
     if (scheduler_->RoomInUse(room)) return;  // refused by the scheduler, without a word to the room's owner
     request->output = std::make_shared<WatchedOutput>(std::move(request->output), request->sampling.n, true,
                                                       [this, room](const std::vector<OutputEvent>& last) {
+                                                        const auto seed = states_.extract(room);
                                                         if (Status end = EndOf(last); !end.ok())
                                                           return node_->Cancel(room, std::move(end));
-                                                        node_->SetAux(room, MakeAux(last));
+                                                        Aux aux = MakeAux(last);
+                                                        if (!seed.empty()) {
+                                                          aux.draft_tokens = {aux.first_token};
+                                                          aux.draft_hidden = seed.mapped();
+                                                        }
+                                                        node_->SetAux(room, std::move(aux));
                                                       });
     node_->Add(room, int64_t(request->prompt.size()), PromptDigest(*request));
   }
@@ -199,6 +205,9 @@ class PrefillRole final : public PdRole, private StepObserver {
   void Chunk(int64_t step, uint64_t room, int32_t start, int32_t end, bool first, bool last,
              std::span<const PageId> source) override {
     node_->BeginForward(step, room, {start, end, first, last}, {source.begin(), source.end()});
+  }
+  void FirstState(uint64_t room, std::span<const float> state) override {
+    states_[room].assign(state.begin(), state.end());
   }
 
  private:
@@ -228,7 +237,8 @@ class PrefillRole final : public PdRole, private StepObserver {
 
   Scheduler* scheduler_ = nullptr;
   std::vector<RoomEvent> events_;
-  std::unique_ptr<disagg::PrefillNode> node_;  // last: its thread ends first
+  std::unordered_map<uint64_t, std::vector<float>> states_;  // of rooms whose first token is being sent
+  std::unique_ptr<disagg::PrefillNode> node_;                // last: its thread ends first
 };
 
 class DecodeRole final : public PdRole {
@@ -277,6 +287,7 @@ class DecodeRole final : public PdRole {
                 {pages.begin(), pages.end()});
   }
   void Chunk(int64_t, uint64_t, int32_t, int32_t, bool, bool, std::span<const PageId>) override {}
+  void FirstState(uint64_t, std::span<const float>) override {}
 
  private:
   static RemoteResult ResultOf(const Aux& aux) {
@@ -291,6 +302,7 @@ class DecodeRole final : public PdRole {
       r.prompt_logprobs.push_back(std::move(out));
     }
     r.cached = {aux.cached_device, aux.cached_host, aux.cached_storage};
+    r.first_state = aux.draft_hidden;
     return r;
   }
 

@@ -1,14 +1,15 @@
 // The passes of the draft layer that a step needs once its rows are computed and its tokens drawn.
 //
-// The states it takes come in two row spaces, told apart by the call: FillDraft reads each rank's own rows
-// where the forward left them, DraftRows takes rows of the whole batch. Both overwrite the forward's residual
-// stream: FinalHidden and FillDraft come first. Called by one thread.
+// The states it takes come in two row spaces (batch/hidden_rows.h): FillDraft reads each rank's own rows
+// where the forward left them, before anything is gathered, DraftRows takes rows of the whole batch. Both
+// overwrite the forward's residual stream: FinalHidden and FillDraft come first. Called by one thread.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
 #include "batch/forward_batch.h"
+#include "batch/hidden_rows.h"
 
 namespace sluice {
 
@@ -22,10 +23,12 @@ class DraftLayer {
   // next_token[row] >= 0 gives the draft row of slot p + 1. A sequence's rows without a next token are its
   // last ones. The batch's page lists must reach slot p + 1.
   virtual Status FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) = 0;
-  // Row r of a sequence is slot start + r, made from tokens[r] and the state before it, hidden [rows, hidden]
-  // in the order of seqs. kv_only: nothing but the KV is made.
+  // Row r of a sequence is slot start + r, made from tokens[r] and the state before it, `hidden` in the order
+  // of seqs. kv_only: nothing but the KV is made. carried: for each row the row of the DraftRows before whose
+  // index selection it takes; empty: each makes its own.
   virtual Status DraftRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
-                           std::span<const int32_t> tokens, const float* hidden, bool kv_only) = 0;
+                           std::span<const int32_t> tokens, BatchHidden hidden, bool kv_only,
+                           std::span<const int32_t> carried = {}) = 0;
   // Of rows of the last DraftRows (not kv_only): logits [rows.size(), vocab], valid until the next call, and
   // the states that a further pass takes.
   virtual const float* DraftLogits(std::span<const int32_t> rows) = 0;

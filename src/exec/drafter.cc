@@ -8,7 +8,7 @@
 namespace sluice {
 
 Drafter::Drafter(int64_t hidden, DraftLayer* layer, Sampler* sampler, int32_t num_slots, int32_t max_tokens,
-                 int64_t max_rows, int64_t max_logits_rows)
+                 int64_t max_rows, int64_t max_logits_rows, bool share_selection)
     : layer_(layer),
       sampler_(sampler),
       max_tokens_(max_tokens),
@@ -16,6 +16,7 @@ Drafter::Drafter(int64_t hidden, DraftLayer* layer, Sampler* sampler, int32_t nu
       width_(hidden),
       max_rows_(max_rows),
       max_logits_rows_(max_logits_rows),
+      share_selection_(share_selection),
       slots_(size_t(num_slots)),
       hidden_(new float[size_t(num_slots) * size_t(depth_) * size_t(width_)]),
       tokens_(size_t(num_slots) * size_t(depth_)),
@@ -25,7 +26,18 @@ int64_t Drafter::SlotBytes(int64_t hidden, int32_t num_slots, int32_t max_tokens
   return int64_t(num_slots) * (kPageTokens + max_tokens + 2) * hidden * int64_t(sizeof(float));
 }
 
-void Drafter::InitSlot(SlotId slot) { slots_[size_t(slot.value)] = Slot(); }
+void Drafter::InitSlot(const SlotInit& init) {
+  Slot& slot = slots_[size_t(init.slot.value)];
+  slot = Slot();
+  if (init.draft_state.empty()) return;
+  SLUICE_CHECK(int64_t(init.draft_state.size()) == width_ && init.draft_slot > 0,
+               "slot {}: a state of {} before position {}, {} are due", init.slot.value,
+               init.draft_state.size(), init.draft_slot, width_);
+  std::memcpy(Hidden(init.slot, 0), init.draft_state.data(), size_t(width_) * sizeof(float));
+  *Token(init.slot, 0) = init.draft_token;
+  slot.position = slot.first = init.draft_slot;
+  slot.count = 1;
+}
 
 const ForwardBatch& Drafter::Resolve(const ForwardBatch& batch) {
   resolved_.step = batch.step;
@@ -59,7 +71,7 @@ const ForwardBatch& Drafter::Resolve(const ForwardBatch& batch) {
 }
 
 Status Drafter::AfterStep(const ForwardBatch& batch, const ForwardBatch& resolved,
-                          std::span<const int32_t> tokens, const StepResult& result) {
+                          std::span<const int32_t> tokens, StepResult* result) {
   KeepStates(resolved, result);
   RETURN_IF_ERROR(FillExtends(batch, resolved, tokens));
   RETURN_IF_ERROR(FillPending(batch));
@@ -67,9 +79,9 @@ Status Drafter::AfterStep(const ForwardBatch& batch, const ForwardBatch& resolve
 }
 
 // The state behind every token that was drawn becomes the pending row of the token's slot.
-void Drafter::KeepStates(const ForwardBatch& resolved, const StepResult& result) {
+void Drafter::KeepStates(const ForwardBatch& resolved, StepResult* result) {
   rows_.clear();
-  const auto drawn = [&](size_t i) { return resolved.samples[i].sample && result.samples[i].token >= 0; };
+  const auto drawn = [&](size_t i) { return resolved.samples[i].sample && result->samples[i].token >= 0; };
   for (size_t i = 0; i < resolved.samples.size(); ++i)
     if (drawn(i)) rows_.push_back(resolved.samples[i].row);
   if (rows_.empty()) return;
@@ -81,16 +93,17 @@ void Drafter::KeepStates(const ForwardBatch& resolved, const StepResult& result)
     if (!sample.sample) continue;
     Slot& slot = slots_[size_t(sample.slot.value)];
     if (!drawn(i)) {
-      if (!result.samples[i].status.ok()) slot = Slot();
+      if (!result->samples[i].status.ok()) slot = Slot();
       continue;
     }
     if (slot.count == 0) slot.first = sample.position;
     SLUICE_CHECK(slot.first + slot.count == sample.position && slot.count < depth_,
                  "slot {}: pending rows [{}, {}), token at {}", sample.slot.value, slot.first,
                  slot.first + slot.count, sample.position);
-    std::memcpy(Hidden(sample.slot, slot.count), &states_[at++ * size_t(width_)],
-                size_t(width_) * sizeof(float));
-    *Token(sample.slot, slot.count) = result.samples[i].token;
+    const float* state = &states_[at++ * size_t(width_)];
+    if (sample.keep_state) result->samples[i].state.assign(state, state + width_);
+    std::memcpy(Hidden(sample.slot, slot.count), state, size_t(width_) * sizeof(float));
+    *Token(sample.slot, slot.count) = result->samples[i].token;
     ++slot.count;
     slot.position = sample.position;
   }
@@ -149,7 +162,8 @@ Status Drafter::FillPending(const ForwardBatch& batch) {
 
 Status Drafter::FlushRows(std::span<const PageId> pages) {
   if (seqs_.empty()) return OkStatus();
-  RETURN_IF_ERROR(layer_->DraftRows(seqs_, pages, row_tokens_, states_.data(), /*kv_only=*/true));
+  RETURN_IF_ERROR(
+      layer_->DraftRows(seqs_, pages, row_tokens_, StatesOf(row_tokens_.size()), /*kv_only=*/true));
   seqs_.clear();
   row_tokens_.clear();
   states_.clear();
@@ -189,8 +203,10 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
     most = std::max(most, seq.draft_next);
   }
   rows_.clear();
+  carried_.clear();
   for (int32_t pass = 0; pass < most; ++pass) {
-    RETURN_IF_ERROR(layer_->DraftRows(seqs_, batch.pages, row_tokens_, states_.data(), /*kv_only=*/false));
+    RETURN_IF_ERROR(layer_->DraftRows(seqs_, batch.pages, row_tokens_, StatesOf(row_tokens_.size()),
+                                      /*kv_only=*/false, carried_));
     for (size_t begin = 0; begin < seqs_.size(); begin += size_t(max_logits_rows_)) {
       const size_t n = std::min(seqs_.size() - begin, size_t(max_logits_rows_));
       rows_.resize(n);
@@ -211,8 +227,10 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
     layer_->DraftHidden(rows_, states_.data());
     // Slots that want fewer tokens leave; the others move up.
     size_t kept = 0;
+    carried_.clear();
     for (size_t i = 0; i < seqs_.size(); ++i) {
       if (slots_[size_t(seqs_[i].slot.value)].drafted <= pass + 1) continue;
+      if (share_selection_) carried_.push_back(int32_t(i));
       seqs_[kept] = seqs_[i];
       seqs_[kept].row_begin = int32_t(kept);
       ++seqs_[kept].start;

@@ -28,16 +28,19 @@ class Drafter {
  public:
   // hidden: floats of a state. max_tokens: drafted tokens of a slot at most. `layer` and `sampler` outlive
   // the drafter.
+  // share_selection: the passes of one draft take the index selection of the first (the checkpoint's
+  // index_share_for_mtp_iteration).
   Drafter(int64_t hidden, DraftLayer* layer, Sampler* sampler, int32_t num_slots, int32_t max_tokens,
-          int64_t max_rows, int64_t max_logits_rows);
+          int64_t max_rows, int64_t max_logits_rows, bool share_selection = false);
 
-  void InitSlot(SlotId slot);
+  void InitSlot(const SlotInit& init);
   // The batch with every start, position and drafted token filled in, and with page lists that end where the
   // forward's rows end. Valid until the next call.
   const ForwardBatch& Resolve(const ForwardBatch& batch);
-  // After the samples of the step were drawn. `resolved` as Resolve returned it, `tokens` its rows' ids.
+  // After the samples of the step were drawn. `resolved` as Resolve returned it, `tokens` its rows' ids. Adds
+  // the states that were asked for to the result's samples.
   Status AfterStep(const ForwardBatch& batch, const ForwardBatch& resolved, std::span<const int32_t> tokens,
-                   const StepResult& result);
+                   StepResult* result);
 
   static int64_t SlotBytes(int64_t hidden, int32_t num_slots, int32_t max_tokens);
 
@@ -54,24 +57,26 @@ class Drafter {
   int32_t* Drafted(SlotId slot, int32_t i) {
     return &drafted_[size_t(slot.value) * size_t(max_tokens_) + size_t(i)];
   }
-  void KeepStates(const ForwardBatch& resolved, const StepResult& result);
+  void KeepStates(const ForwardBatch& resolved, StepResult* result);
   Status FillExtends(const ForwardBatch& batch, const ForwardBatch& resolved,
                      std::span<const int32_t> tokens);
   Status FillPending(const ForwardBatch& batch);
   Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved);
   Status FlushRows(std::span<const PageId> pages);
+  BatchHidden StatesOf(size_t rows) const { return {states_.data(), int64_t(rows), width_}; }
 
   DraftLayer* const layer_;
   Sampler* const sampler_;
   const int32_t max_tokens_, depth_;  // depth: pending states of a slot at most
   const int64_t width_, max_rows_, max_logits_rows_;
+  const bool share_selection_;
   std::vector<Slot> slots_;
   std::unique_ptr<float[]> hidden_;  // [slots, depth, hidden]; touched where used
   std::vector<int32_t> tokens_;      // [slots, depth]
   std::vector<int32_t> drafted_;     // [slots, max_tokens]
   ForwardBatch resolved_;
   // scratch of a step
-  std::vector<int32_t> rows_, next_token_, row_tokens_;
+  std::vector<int32_t> rows_, next_token_, row_tokens_, carried_;
   std::vector<float> states_;
   std::vector<BatchSeq> seqs_;
   std::vector<SampleRow> proposals_;

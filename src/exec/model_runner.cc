@@ -45,7 +45,8 @@ ModelRunner::ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, c
   if (options.draft_tokens > 0) {
     SLUICE_CHECK(model.has_draft(), "speculation without a draft layer");
     drafter_ = std::make_unique<Drafter>(model.config().hidden, ranks_.get(), &sampler_, options.num_slots,
-                                         options.draft_tokens, options.rank_rows, options.max_logits_rows);
+                                         options.draft_tokens, options.rank_rows, options.max_logits_rows,
+                                         model.config().index.share_for_mtp_iteration);
   }
 }
 
@@ -71,7 +72,7 @@ void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
 Status ModelRunner::Compute(const ForwardBatch& planned, StepResult* result) {
   for (const SlotInit& init : planned.slot_inits) {
     sampler_.InitSlot(init);
-    if (drafter_ != nullptr) drafter_->InitSlot(init.slot);
+    if (drafter_ != nullptr) drafter_->InitSlot(init);
   }
   for (const PageCopy& copy : planned.page_copies) CopyPage(copy);
   if (planned.rows() == 0) return OkStatus();
@@ -86,10 +87,10 @@ Status ModelRunner::Compute(const ForwardBatch& planned, StepResult* result) {
   }
   CheckRows(batch, result);
   SampleRows(batch, result);
-  return drafter_ != nullptr ? Draft(planned, batch, *result) : OkStatus();
+  return drafter_ != nullptr ? Draft(planned, batch, result) : OkStatus();
 }
 
-Status ModelRunner::Draft(const ForwardBatch& batch, const ForwardBatch& resolved, const StepResult& result) {
+Status ModelRunner::Draft(const ForwardBatch& batch, const ForwardBatch& resolved, StepResult* result) {
   const Timed timed(&times_.draft);
   const LogicalLayer layer = model_.config().draft_layer();
   WaitReadable(layer);

@@ -65,7 +65,7 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   void ResolveTokens(const ForwardBatch& batch);
   void CheckRows(const ForwardBatch& batch, StepResult* result);
   void SampleRows(const ForwardBatch& batch, StepResult* result);
-  Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved, const StepResult& result);
+  Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved, StepResult* result);
   void WaitReadable(LogicalLayer layer) override;
   void LayerFinal(LogicalLayer layer) override;
 

@@ -3,12 +3,41 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "batch/row_exchange.h"
 #include "exec/rank_state.h"
 
 namespace sluice {
 
+void RankGroup::CountDraftBytes(RankState& rank, std::span<const PageId> pages, bool with_reads) {
+  if (ranks() == 1) return;
+  const LogicalLayer layer = model_.config().draft_layer();
+  const LayerBytes layers = BytesOfLayers(pool_.layout(), layer, LogicalLayer(layer.value + 1));
+  RankBytes bytes = BytesOf(rank.draft_seqs, pages, rank.id, ranks(), layers);
+  if (!with_reads) bytes.got = 0;
+  rank.comm->CountDirect(bytes.got, bytes.put);
+  bytes_moved_.fetch_add(bytes.got + bytes.put, std::memory_order_relaxed);
+  draft_bytes_moved_.fetch_add(bytes.got + bytes.put, std::memory_order_relaxed);
+}
+
+// A state goes to its sequence's home, where drafting happens: the last row of a split prompt may have been
+// computed elsewhere.
+void RankGroup::CountStates(std::span<const int32_t> batch_rows) {
+  if (ranks() == 1) return;
+  int64_t moved = 0;
+  for (const int32_t row : batch_rows) {
+    const RankRow at = split_.Where(row);
+    for (const BatchSeq& s : split_.part(at.rank).seqs)
+      if (at.row >= s.row_begin && at.row < s.row_begin + s.num_rows)
+        moved += HomeRank(s.slot, ranks()) != at.rank;
+  }
+  const int64_t bytes = moved * model_.config().hidden * int64_t(sizeof(float));
+  bytes_moved_.fetch_add(bytes, std::memory_order_relaxed);
+  draft_bytes_moved_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
 void RankGroup::FinalHidden(std::span<const int32_t> batch_rows, float* out) {
   const int64_t width = model_.config().hidden;
+  CountStates(batch_rows);
   Collect(batch_rows, split_.where(), width, out, [&](RankState& rank) {
     rank.hidden.resize(std::max(rank.hidden.size(), rank.logits_rows.size() * size_t(width)));
     model_.FinalHidden(*rank.queue, rank.logits_rows, *rank.buffers, rank.hidden.data());
@@ -54,17 +83,25 @@ Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> 
     }
     ForwardOptions options;
     options.kv_only = true;
-    rank.status =
-        model_.DraftForward(*rank.queue, *tables, rank.hidden.data(), pool_, *rank.buffers, options);
+    const RankHidden own(rank.hidden.data(), int64_t(rank.tokens.size()), width);
+    rank.status = model_.DraftForward(*rank.queue, *tables, own, pool_, *rank.buffers, options);
     rank.queue->Synchronize();
+    CountDraftBytes(rank, batch.pages, /*with_reads=*/false);
   });
   for (auto& rank : ranks_) RETURN_IF_ERROR(rank->status);
   return OkStatus();
 }
 
 Status RankGroup::DraftRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
-                            std::span<const int32_t> tokens, const float* hidden, bool kv_only) {
+                            std::span<const int32_t> tokens, BatchHidden hidden, bool kv_only,
+                            std::span<const int32_t> carried) {
   const int64_t width = model_.config().hidden;
+  for (auto& rank : ranks_) rank->carried.clear();
+  // A sequence drafts on its home rank all the time, so what it takes over is there.
+  for (size_t i = 0; i < carried.size(); ++i) {
+    const RankRow from = draft_where_[size_t(carried[i])];
+    ranks_[size_t(from.rank.value)]->carried.push_back(from.row);
+  }
   draft_where_.resize(tokens.size());
   for (auto& rank : ranks_) {
     rank->draft_seqs.clear();
@@ -87,7 +124,7 @@ Status RankGroup::DraftRows(std::span<const BatchSeq> seqs, std::span<const Page
     if (rank.draft_seqs.empty()) return;
     rank.hidden.resize(std::max(rank.hidden.size(), rank.tokens.size() * size_t(width)));
     for (size_t i = 0; i < rank.logits_rows.size(); ++i)
-      std::memcpy(&rank.hidden[i * size_t(width)], hidden + int64_t(rank.logits_rows[i]) * width,
+      std::memcpy(&rank.hidden[i * size_t(width)], hidden.at(cp::GlobalRow(rank.logits_rows[i])),
                   size_t(width) * sizeof(float));
     const auto tables = rank.tables->Build(rank.draft_seqs, pages, rank.tokens, model_.config().vocab_size,
                                            /*slot_shift=*/1);
@@ -97,10 +134,16 @@ Status RankGroup::DraftRows(std::span<const BatchSeq> seqs, std::span<const Page
     }
     ForwardOptions options;
     options.kv_only = kv_only;
+    if (!carried.empty()) {
+      SLUICE_CHECK(rank.carried.size() == rank.tokens.size(), "{} selections for {} rows",
+                   rank.carried.size(), rank.tokens.size());
+      options.carried_selection = rank.carried.data();
+    }
     options.dequant_only_topk = rank.options.dequant_only_topk;
-    rank.status =
-        model_.DraftForward(*rank.queue, *tables, rank.hidden.data(), pool_, *rank.buffers, options);
+    const RankHidden own(rank.hidden.data(), int64_t(rank.tokens.size()), width);
+    rank.status = model_.DraftForward(*rank.queue, *tables, own, pool_, *rank.buffers, options);
     rank.queue->Synchronize();
+    CountDraftBytes(rank, pages, /*with_reads=*/!kv_only);
   });
   for (auto& rank : ranks_) RETURN_IF_ERROR(rank->status);
   return OkStatus();

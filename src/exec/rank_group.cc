@@ -245,8 +245,10 @@ const float* RankGroup::Hidden(int32_t batch_row) const {
 }
 
 void RankGroup::CountBytes(const ForwardBatch& batch) {
+  const LayerBytes layers =
+      BytesOfLayers(pool_.layout(), LogicalLayer(0), LogicalLayer(int32_t(model_.config().num_layers)));
   for (auto& rank : ranks_) {
-    const RankBytes bytes = BytesOf(batch, split_, rank->id, ranks(), pool_.layout());
+    const RankBytes bytes = BytesOf(split_.part(rank->id).seqs, batch.pages, rank->id, ranks(), layers);
     rank->comm->CountDirect(bytes.got, bytes.put);
     bytes_moved_.fetch_add(bytes.got + bytes.put, std::memory_order_relaxed);
   }

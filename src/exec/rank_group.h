@@ -57,11 +57,13 @@ class RankGroup final : public DraftLayer {
   // Residual stream [hidden] of a row of the last Forward's batch.
   const float* Hidden(int32_t batch_row) const;
 
-  // DraftLayer, REQUIRES model.has_draft(). Nothing but the stored rows crosses ranks in FillDraft.
+  // DraftLayer, REQUIRES model.has_draft(). Nothing but the stored rows crosses ranks in FillDraft: a rank
+  // takes the states of its own rows, as they stand before anything is gathered.
   void FinalHidden(std::span<const int32_t> batch_rows, float* out) override;
   Status FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) override;
   Status DraftRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
-                   std::span<const int32_t> tokens, const float* hidden, bool kv_only) override;
+                   std::span<const int32_t> tokens, BatchHidden hidden, bool kv_only,
+                   std::span<const int32_t> carried) override;
   const float* DraftLogits(std::span<const int32_t> rows) override;
   void DraftHidden(std::span<const int32_t> rows, float* out) override;
 
@@ -72,6 +74,8 @@ class RankGroup final : public DraftLayer {
   // Bytes that crossed ranks since the start: rows put into others' pages, pages of others that attention had
   // to see.
   int64_t bytes_moved() const { return bytes_moved_.load(std::memory_order_relaxed); }
+  // The draft layer's part of them: its rows and pages, and states that leave the rank that computed them.
+  int64_t draft_bytes_moved() const { return draft_bytes_moved_.load(std::memory_order_relaxed); }
   int64_t working_bytes() const;  // buffers of all ranks
 
  private:
@@ -81,6 +85,9 @@ class RankGroup final : public DraftLayer {
   void RunOnAll(const std::function<void(RankState&)>& work);
   Status ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens);
   void CountBytes(const ForwardBatch& batch);
+  // Of draft rows that `rank` has stored; with_reads: and of the pages that it read for them.
+  void CountDraftBytes(RankState& rank, std::span<const PageId> pages, bool with_reads);
+  void CountStates(std::span<const int32_t> batch_rows);
   // Runs `own` on every rank that has some of `rows` and puts its results, `width` floats a row, in order.
   const float* Collect(std::span<const int32_t> rows, const std::vector<RankRow>& where, int64_t width,
                        float* out, const std::function<const float*(RankState&)>& own);
@@ -96,7 +103,7 @@ class RankGroup final : public DraftLayer {
   std::vector<float> logits_;                // [max_logits_rows, vocab], only with several ranks
   std::vector<RankRow> draft_where_;         // rows of the last DraftRows
   std::unique_ptr<ExpertExchange> experts_;  // null: each rank computes all experts of its rows
-  std::atomic<int64_t> bytes_moved_{0};
+  std::atomic<int64_t> bytes_moved_{0}, draft_bytes_moved_{0};
 
   std::mutex mutex_;
   std::condition_variable start_, done_;

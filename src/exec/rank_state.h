@@ -38,6 +38,7 @@ struct RankGroup::RankState {
   Status status;
   std::vector<float> hidden;  // [valid rows, hidden] states of FillDraft, or of its DraftRows
   std::vector<BatchSeq> draft_seqs;
+  std::vector<int32_t> carried;  // rows of the DraftRows before, for its rows
   int64_t seen = 0;
   std::thread thread;  // none for rank 0, which runs on the caller's
 };

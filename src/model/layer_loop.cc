@@ -1,6 +1,7 @@
 // The forward pass. Reads like the paper: norm, attention, residual, norm, MLP, residual.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 #include "model/layer.h"
@@ -216,6 +217,7 @@ void Model::SelectRows(Pass& pass, const Layer& l) const {
   const ModelBatch& batch = pass.batch;
   ModelBuffers& b = pass.b;
   StepTimer* timer = pass.options.timer;
+  if (pass.options.carried_selection != nullptr) return CarrySelection(pass);
   // Up to topk positions are all chosen without a score: the index key is stored above, the query is not
   // needed.
   const bool scores = batch.max_context > c.index.topk;
@@ -256,6 +258,27 @@ void Model::SelectRows(Pass& pass, const Layer& l) const {
     pass.queue.Synchronize();
     hooks->IndexSelected(l.id, b.host_selected.data(), b.host_selected_count.data());
   }
+}
+
+// Positions, not places in the pool: what a later draft row of the sequence takes over as it is. A row that
+// sees no more than topk positions takes them all.
+void Model::CarrySelection(Pass& pass) const {
+  ModelBuffers& b = pass.b;
+  const int64_t topk = config_.index.topk;
+  SLUICE_CHECK(!b.on_device(), "selections are carried in host memory");
+  for (int64_t row = 0; row < pass.batch.rows; ++row) {
+    const int64_t from = pass.options.carried_selection[row], seen = int64_t(pass.batch.positions[row]) + 1;
+    SLUICE_CHECK(from >= row, "row {} takes the selection of row {}", row, from);
+    int32_t* selected = b.selected + row * topk;
+    if (seen <= topk) {
+      for (int64_t i = 0; i < topk; ++i) selected[i] = i < seen ? int32_t(i) : -1;
+      b.selected_count[row] = int32_t(seen);
+      continue;
+    }
+    std::memmove(selected, b.selected + from * topk, size_t(topk) * sizeof(int32_t));
+    b.selected_count[row] = b.selected_count[from];
+  }
+  pass.has_selection = true;
 }
 
 void Model::AttendRows(Pass& pass, const Layer& l) const {
@@ -414,7 +437,7 @@ void Model::FinalHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelB
   NormRows(queue, rows, final_norm_, b, out);
 }
 
-Status Model::DraftForward(ops::Queue& queue, const ModelBatch& batch, const float* hidden,
+Status Model::DraftForward(ops::Queue& queue, const ModelBatch& batch, RankHidden hidden,
                            const DevicePool& pool, ModelBuffers& b, ForwardOptions& options) const {
   if (draft_ == nullptr) return Internal("draft forward without a draft layer");
   if (batch.seqs.slot_shift != 1)
@@ -422,6 +445,10 @@ Status Model::DraftForward(ops::Queue& queue, const ModelBatch& batch, const flo
   if (batch.rows > b.limits().max_rows || batch.max_context > b.limits().max_context) {
     return Internal("draft forward of {} rows and context {} exceeds the planned {} and {}", batch.rows,
                     batch.max_context, b.limits().max_rows, b.limits().max_context);
+  }
+  if (hidden.rows() != batch.rows || hidden.width() != config_.hidden) {
+    return Internal("draft forward of {} rows of {} takes {} states of {}", batch.rows, config_.hidden,
+                    hidden.rows(), hidden.width());
   }
   const ModelBatch placed = b.Place(queue, batch);
   Pass pass{queue, placed, pool, b, options};
@@ -438,7 +465,7 @@ Status Model::DraftForward(ops::Queue& queue, const ModelBatch& batch, const flo
   n.weight = draft_->embedding_norm.data();
   n.y_act = b.draft_in;
   backend_.RmsNorm(queue, n);
-  n.x = hidden;
+  n.x = hidden.data();
   n.weight = draft_->hidden_norm.data();
   n.y_act = static_cast<std::byte*>(b.draft_in) + half;
   backend_.RmsNorm(queue, n);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "batch/hidden_rows.h"
 #include "config/model_config.h"
 #include "kv/device_pool.h"
 #include "model/model_batch.h"
@@ -54,6 +55,8 @@ struct ForwardOptions {
   float* index_gap =
       nullptr;           // [rows] scratch that IndexSelect fills with the gap at the border; may be null
   bool kv_only = false;  // DraftForward: store the rows' KV and stop; nothing reads their outputs
+  // DraftForward: for each row the row of the DraftForward before whose index selection it takes, ascending.
+  const int32_t* carried_selection = nullptr;
   bool dequant_only_topk = true;
   bool dequant_verify = false;
   int32_t verify_failed_row = -1;    // out, with dequant_verify
@@ -96,8 +99,8 @@ class Model {
   // State after the final norm of some rows of the last Forward, as the draft layer takes it: out
   // [rows.size(), hidden].
   void FinalHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers, float* out) const;
-  // hidden: [batch.rows, hidden], row r at p - 1. Overwrites the residual stream.
-  Status DraftForward(ops::Queue& queue, const ModelBatch& batch, const float* hidden, const DevicePool& pool,
+  // hidden: one row for each of the batch, that of p - 1. Overwrites the residual stream.
+  Status DraftForward(ops::Queue& queue, const ModelBatch& batch, RankHidden hidden, const DevicePool& pool,
                       ModelBuffers& buffers, ForwardOptions& options) const;
   // Of some rows of the last DraftForward: logits as Logits(), and the state that a further draft step takes
   // as `hidden`.
@@ -133,6 +136,7 @@ class Model {
   void WriteKv(Pass& pass, const Layer& layer) const;
   void ProjectQuery(Pass& pass, const Layer& layer) const;
   void SelectRows(Pass& pass, const Layer& layer) const;
+  void CarrySelection(Pass& pass) const;
   void AttendRows(Pass& pass, const Layer& layer) const;
   void Project(Pass& pass, const ops::Linear& w, const void* x, void* y, ops::OutMode mode,
                int64_t y_ld = 0) const;

@@ -336,11 +336,49 @@ TEST(Draft, DoesNotChangeTheModelsOwnLogits) {
   EXPECT_EQ(with.model->identity(), without.model->identity());
 }
 
+// index_share_for_mtp_iteration: a later pass attends to the positions that the first one chose.
+TEST(Draft, ALaterPassTakesTheSelectionOfTheFirst) {
+  std::vector<float> states[2];
+  std::vector<int32_t> first, selected[2];
+  for (const bool carried : {false, true}) {
+    Loaded l = LoadDraft(true, 40);
+    const ModelConfig& c = l.model->config();
+    ASSERT_TRUE(l.runner->Extend(Prompt(30), 1).ok());  // its draft pass had 29 rows
+    ModelBuffers& b = l.runner->buffers();
+    const int64_t topk = c.index.topk;
+    ASSERT_LT(topk, 29);
+    first.assign(b.selected + 28 * topk, b.selected + 29 * topk);
+    BatchSeq seq;
+    seq.slot = SlotId(0);
+    seq.num_rows = 1;
+    seq.start = 30;
+    seq.num_pages = 1;
+    const PageId page(1);
+    const std::vector<int32_t> token = {7};
+    BatchTables tables(1, 1);
+    const auto batch = tables.Build({&seq, 1}, {&page, 1}, token, c.vocab_size, 1);
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    const std::vector<float> hidden(size_t(c.hidden), 0.5f);
+    const int32_t from = 28;
+    ForwardOptions options;
+    if (carried) options.carried_selection = &from;
+    const Status status = l.model->DraftForward(l.runner->queue(), *batch, {hidden.data(), 1, c.hidden},
+                                                l.runner->pool(), b, options);
+    ASSERT_TRUE(status.ok()) << status;
+    selected[carried].assign(b.selected, b.selected + topk);
+    states[carried].assign(b.x, b.x + c.hidden);
+    for (const float x : states[carried]) EXPECT_TRUE(std::isfinite(x));
+  }
+  EXPECT_EQ(selected[1], first);
+  EXPECT_NE(selected[0], first);
+  EXPECT_NE(states[0], states[1]);
+}
+
 TEST(Draft, NeedsADraftLayer) {
   Loaded l = Load(Tiny("deepseek-v3"));
   ForwardOptions options;
   EXPECT_TRUE(absl::IsInternal(
-      l.model->DraftForward(l.runner->queue(), {}, nullptr, l.runner->pool(), l.runner->buffers(), options)));
+      l.model->DraftForward(l.runner->queue(), {}, {}, l.runner->pool(), l.runner->buffers(), options)));
   const auto backend = ops::MakeReferenceBackend();
   // The config promises one, the checkpoint has none.
   const auto model = Model::Load(LoadModelConfig(Tiny("deepseek-v3")).value(),

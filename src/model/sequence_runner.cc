@@ -50,8 +50,8 @@ Status SequenceRunner::RunDraft(const ForwardBatch& batch, const std::vector<int
     rows.seqs[0].start += int32_t(skip);
     rows.seqs[0].num_rows -= int32_t(skip);
     ASSIGN_OR_RETURN(const ModelBatch m, tables_.Build(rows, rows.tokens, model_.config().vocab_size, 1));
-    RETURN_IF_ERROR(
-        model_.DraftForward(*queue_, m, hidden_.data() + skip * hidden, *pool_, *buffers_, forward_));
+    RETURN_IF_ERROR(model_.DraftForward(
+        *queue_, m, RankHidden(hidden_.data() + skip * hidden, m.rows, hidden), *pool_, *buffers_, forward_));
     for (int32_t row : wanted) {
       if (draft == nullptr || row < skip) continue;
       const int32_t at = row - int32_t(skip);

@@ -25,6 +25,9 @@ class RemoteRooms {
   // came from the cache.
   virtual void Chunk(int64_t step, uint64_t room, int32_t start, int32_t end, bool first, bool last,
                      std::span<const PageId> source) = 0;
+  // Prefill, with speculation: the state before the first sampled token, from which decode drafts. Before
+  // that token is sent.
+  virtual void FirstState(uint64_t room, std::span<const float> state) = 0;
 };
 
 // What prefill computed besides the pages.
@@ -32,6 +35,7 @@ struct RemoteResult {
   std::vector<SampledToken> first;  // the first token of every choice
   std::vector<TokenOut> prompt_logprobs;
   CachedTokens cached;
+  std::vector<float> first_state;  // before first[0]; with speculation
 };
 
 }  // namespace sluice

@@ -262,7 +262,8 @@ void Scheduler::LetGo(Sequence* s) {
     s->state = SeqState::kWaiting;
     s->planned = s->computed = s->committed = s->pending = s->drafts = 0;
     s->untold.clear();
-    s->sampled_in_slot = s->state_missing = false;
+    s->sampled_in_slot = s->state_missing = s->init_slot = false;
+    s->first_state.clear();
     s->wait_storage = false;
     s->failed = false;
     Insert(&waiting_, s);

@@ -49,9 +49,10 @@ struct SchedulerOptions {
   bool jump_ahead = true;         // tokens that a constraint forces are not sampled one by one
   double conservativeness = 1.0;  // scales the share of future tokens that admission keeps room for
   std::vector<int32_t> eos_token_ids;
-  bool label_kv = false;         // tell the cache the request's name, for its records
-  int32_t draft_tokens = 0;      // drafted tokens of a sequence and step at most; 0: no speculation
-  bool adaptive_drafts = false;  // load and acceptance decide; else always draft_tokens
+  bool label_kv = false;           // tell the cache the request's name, for its records
+  int64_t draft_state_floats = 0;  // of a state that the draft layer starts from; 0: no speculation
+  int32_t draft_tokens = 0;        // drafted tokens of a sequence and step at most; 0: no speculation
+  bool adaptive_drafts = false;    // load and acceptance decide; else always draft_tokens
   DraftCost draft_cost;
   RemoteRole remote = RemoteRole::kNone;
   int64_t reserved_decode_tokens =

@@ -152,8 +152,11 @@ void Scheduler::CommitPart(const Part& part, const StepResult& result) {
                    "token {} was forced at {}, sampled {}", s->tokens[size_t(part.start + part.rows)],
                    part.start + part.rows, token);
     } else if (part.sample >= 0) {
-      KeepToken(s, result.samples[size_t(part.sample)]);
-      Jump(s, result.samples[size_t(part.sample)]);
+      const SampledToken& sampled = result.samples[size_t(part.sample)];
+      if (!sampled.state.empty() && s->held)
+        remote_->FirstState(s->group->request.remote.room, sampled.state);
+      KeepToken(s, sampled);
+      Jump(s, sampled);
     } else if (s->group->max_new == 0 && s->computed == s->group->prompt_len()) {
       EndGroup(s->group, FinishReason::kLength, OkStatus());
     }

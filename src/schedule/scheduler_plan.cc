@@ -115,6 +115,11 @@ void Scheduler::InitSlot(Sequence* s, ForwardBatch* batch) {
   init.track_tokens = p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1;
   init.constraint = p.constraint;
   init.tokens_left = s->group->answer_max - s->produced();
+  if (!s->first_state.empty()) {
+    init.draft_state = std::exchange(s->first_state, {});
+    init.draft_slot = s->group->prompt_len();
+    init.draft_token = s->tokens[size_t(init.draft_slot)];
+  }
   if (!init.track_tokens && init.constraint == nullptr) return;
   if (p.repetition_penalty != 1) init.prompt_tokens = s->group->request.prompt;
   init.output_tokens.assign(s->tokens.begin() + s->group->prompt_len(), s->tokens.end());
@@ -196,6 +201,7 @@ void Scheduler::AppendRows(Sequence* s, int32_t rows, int32_t verify, int32_t dr
   for (int32_t left = verify; left >= 0; --left) {
     row = MakeSampleRow(*s, seq.row_begin + seq.num_rows - 1 - left, end - left);
     row.run_left = left;
+    row.keep_state = speculates() && s->held;  // another instance goes on from here
     batch->samples.push_back(row);
   }
   s->pending += verify + 1;

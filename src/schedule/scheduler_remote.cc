@@ -99,11 +99,18 @@ void Scheduler::RoomFilled(uint64_t room, const RemoteResult& result) {
                  result.first.size(), result.prompt_logprobs.size(), group->choices(),
                  group->scored_tokens()));
   }
+  if (int64_t(result.first_state.size()) != options_.draft_state_floats) {
+    return EndGroup(group, FinishReason::kError,
+                    Internal("room {}: prefill sent a state of {} values for the draft layer, {} are due",
+                             room, result.first_state.size(), options_.draft_state_floats));
+  }
   group->cached = result.cached;
   group->prompt_logprobs = result.prompt_logprobs;
   s->state = SeqState::kRunning;
   s->planned = s->computed = group->prompt_len();
   s->sampled_in_slot = s->init_slot = true;
+  s->state_missing = false;  // it came with the pages
+  s->first_state = result.first_state;
   s->held = false;
   TellCache(s);
   // The other choices begin like retracted ones: they find the prompt's full pages here and compute its tail.

@@ -78,9 +78,10 @@ struct Sequence {
   bool state_missing = false;   // the first rows stand on a hit whose last hidden state the draft layer needs
   bool first_event_sent = false;
   bool wait_storage = false;
-  bool wait_room = false;  // prefill: decode has not reserved pages yet
-  bool held = false;       // another instance may read or write its pages: one more in_flight
-  bool init_slot = false;  // its slot is set up with its next rows
+  bool wait_room = false;          // prefill: decode has not reserved pages yet
+  bool held = false;               // another instance may read or write its pages: one more in_flight
+  bool init_slot = false;          // its slot is set up with its next rows
+  std::vector<float> first_state;  // of the slot's set-up: the prompt was computed elsewhere
   uint64_t logits_hash = 0;
   int32_t drafts = 0;  // tokens that the slot has drafted once all submitted steps have run
   int32_t spec_runs = 0, spec_proposed = 0, spec_accepted = 0, spec_first_accepted = 0;

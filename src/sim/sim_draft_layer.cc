@@ -30,14 +30,15 @@ Status SimDraftLayer::FillDraft(const ForwardBatch& batch, std::span<const int32
 }
 
 Status SimDraftLayer::DraftRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
-                                std::span<const int32_t> tokens, const float* hidden, bool kv_only) {
+                                std::span<const int32_t> tokens, BatchHidden hidden, bool kv_only,
+                                std::span<const int32_t>) {
   draft_chains_.resize(tokens.size());
   for (const BatchSeq& seq : seqs) {
     const auto page = [&](int64_t slot) { return pages[size_t(seq.page_begin + slot / kPageTokens)]; };
     for (int32_t i = 0; i < seq.num_rows; ++i) {
       const size_t row = size_t(seq.row_begin + i);
       uint64_t before;
-      std::memcpy(&before, hidden + int64_t(row) * kStateFloats, sizeof(before));
+      std::memcpy(&before, hidden.at(cp::GlobalRow(int32_t(row))), sizeof(before));
       draft_chains_[row] = NextInChain(before, tokens[row]);
       Write(page(seq.start + i), seq.start + i, draft_chains_[row], tokens[row]);
     }

@@ -27,7 +27,8 @@ class SimDraftLayer final : public DraftLayer {
   void FinalHidden(std::span<const int32_t> batch_rows, float* out) override;
   Status FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) override;
   Status DraftRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
-                   std::span<const int32_t> tokens, const float* hidden, bool kv_only) override;
+                   std::span<const int32_t> tokens, BatchHidden hidden, bool kv_only,
+                   std::span<const int32_t> carried) override;
   const float* DraftLogits(std::span<const int32_t> rows) override;
   void DraftHidden(std::span<const int32_t> rows, float* out) override;
 

@@ -122,7 +122,7 @@ void SimExecutor::Run(const ForwardBatch& batch, StepResult* result) {
   }
   for (const SlotInit& init : batch.slot_inits) {
     sampler_.InitSlot(init);
-    if (drafter_ != nullptr) drafter_->InitSlot(init.slot);
+    if (drafter_ != nullptr) drafter_->InitSlot(init);
   }
   const ForwardBatch& resolved = drafter_ != nullptr ? drafter_->Resolve(batch) : batch;
   for (const PageCopy& copy : batch.page_copies)
@@ -266,7 +266,7 @@ void SimExecutor::Finish(const ForwardBatch& planned, const ForwardBatch& batch,
     }
   }
   draft_layer_.SetChains(row_chains_);
-  const Status status = drafter_->AfterStep(planned, batch, row_tokens_, *result);
+  const Status status = drafter_->AfterStep(planned, batch, row_tokens_, result);
   SLUICE_CHECK(status.ok(), "{}", Message(status));
 }
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cluster import Cluster, call, single
 
+ACCEPTED = "sluice:spec_accepted_tokens_total"
 LENGTHS = [1, 63, 64, 65, 128, 255, 256, 257, 511, 512, 513, 1025]
 
 
@@ -14,12 +15,13 @@ def prompt(rng, length, vocab=2000):
 
 
 def strip(answer):
-    """What must be equal: everything but names, times and where cached tokens lay."""
+    """What must be equal: everything but names, times, where cached tokens lay and what drafts did."""
     if isinstance(answer, list):
         return [strip(a) for a in answer]
     if isinstance(answer, dict):
         return {k: strip(v) for k, v in answer.items()
-                if k not in ("id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_details")}
+                if k not in ("id", "created", "e2e_latency", "cached_tokens", "prompt_tokens_details",
+                             "completion_tokens_details") and not k.startswith("spec_")}
     return answer
 
 
@@ -73,7 +75,9 @@ def main():
     parser.add_argument("--long", action="store_true")
     options = parser.parse_args()
     chunk = ["--chunked-prefill-size", "256"]
-    shapes = [("1P1D tcp", dict(common=["--disaggregation-transfer-backend", "tcp"]))]
+    drafts = ["--speculative-algorithm", "NEXTN"]  # `one` has none: they must not show
+    shapes = [("1P1D tcp", dict(common=["--disaggregation-transfer-backend", "tcp"])),
+              ("drafts", dict(common=["--disaggregation-transfer-backend", "tcp"] + drafts))]
     if options.long:
         shapes += [
             ("1P1D shm", {}),
@@ -81,6 +85,9 @@ def main():
             ("monolithic", dict(prefill=["--no-disaggregation-per-layer-transfer"])),
             ("prefill CP 4, decode CP 1", dict(prefill=["--attn-cp-size", "4", "--tp", "4"])),
             ("prefill CP 1, decode CP 2", dict(decode=["--attn-cp-size", "2", "--tp", "2"])),
+            ("drafts, prefill CP 4, decode CP 2", dict(common=drafts, prefill=["--attn-cp-size", "4", "--tp", "4"],
+                                                       decode=["--attn-cp-size", "2", "--tp", "2"])),
+            ("drafts, fp8", dict(common=["--kv-cache-dtype", "fp8_e4m3"] + drafts)),
             ("fp8", dict(common=["--kv-cache-dtype", "fp8_e4m3"], prefill=["--attn-cp-size", "2", "--tp", "2"])),
         ]
     wrong = 0
@@ -89,11 +96,17 @@ def main():
         kv = ["--kv-cache-dtype", "fp8_e4m3"] if "fp8_e4m3" in common else []
         one = single(*chunk, *kv)
         cluster = Cluster(common=common, **shape)
-        lengths = LENGTHS if options.long else [1, 64, 65, 257]
+        lengths = LENGTHS if options.long else [65, 257] if name == "drafts" else [1, 64, 65, 257]
         cases = list(requests(lengths, seed=5))
         rounds = ["both", "none", "prefill", "decode"] if options.long else ["both", "none"]
         different = compare(cluster, one, cases, rounds)
         pd = call(cluster.prefills[0].url, "/server_info")[1]["disaggregation"]
+        if "drafts" in name:
+            metrics = call(cluster.decodes[0].url, "/metrics")[1]
+            stood = sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(ACCEPTED))
+            if stood == 0:
+                wrong += 1
+                print(f"WRONG {name}: no draft stood on the decode instance")
         print(f"{name}: {len(cases)} requests x {len(rounds)} rounds, {different} different; {pd['writes']} writes, "
               f"{pd['bytes_sent']} bytes, {pd['bytes_before_forward_end']} of them before the forward's end")
         wrong += different

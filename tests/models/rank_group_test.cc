@@ -121,5 +121,100 @@ INSTANTIATE_TEST_SUITE_P(KvTypes, RankGroupBits,
                                          std::tuple("auto", DType::kBF16, DType::kF8E4M3),
                                          std::tuple("avx2", DType::kF32, DType::kF32)));
 
+// What a cut prompt's chunk leaves in the draft layer's pages, for a chunk of each of two sequences whose
+// rows do not divide evenly over the ranks' segments, so that compute padding lies between them.
+struct DraftChunk {
+  std::vector<std::byte> rows;  // of the draft layer, slot after slot of both sequences
+  int64_t moved = 0, expected = 0;
+  bool padded = false;
+};
+
+DraftChunk FillDraftChunk(const Model& model, ops::Backend& backend, const KvLayout& layout, int32_t ranks) {
+  DraftChunk out;
+  auto pool = DevicePool::Make(layout, ranks, 16);
+  EXPECT_TRUE(pool.ok());
+  for (int32_t p = 0; p < ranks * 16; ++p) (*pool)->Poison(PageId(p));
+  RankGroupOptions o;
+  o.ranks = ranks;
+  o.limits = {400, 8, 8, 1024};
+  auto group = RankGroup::Make(model, backend, **pool, o);
+  EXPECT_TRUE(group.ok()) << group.status();
+  ForwardBatch b;
+  std::vector<int32_t> next;
+  int32_t page = ranks;
+  for (const int32_t length : {203, 77}) {
+    BatchSeq s;
+    s.slot = SlotId(int32_t(b.seqs.size()));
+    s.row_begin = b.rows();
+    s.num_rows = length;
+    s.page_begin = int32_t(b.pages.size());
+    s.num_pages = int32_t(CeilDiv(length + 1, kPageTokens));
+    for (int32_t i = 0; i < s.num_pages; ++i) b.pages.push_back(PageId(page++));
+    for (int32_t i = 0; i < length; ++i) {
+      b.tokens.push_back(int32_t(SeededStream(uint64_t(length * 1000 + i)).Below(2000)));
+      next.push_back(int32_t(SeededStream(uint64_t(length * 1000 + i + 1)).Below(2000)));
+    }
+    b.seqs.push_back(s);
+  }
+  ForwardOptions options;
+  Status status = (*group)->Forward(b, b.tokens, options);
+  EXPECT_TRUE(status.ok()) << status;
+  const RankSplit& split = (*group)->split();
+  int64_t row_bytes = 0;
+  for (const KvPiece& piece : layout.pieces())
+    if (piece.layer == model.config().draft_layer()) row_bytes += piece.bytes / kPageTokens;
+  for (int32_t r = 0; r < ranks; ++r) {
+    const RankPart& part = split.part(Rank(r));
+    out.padded |= part.valid_rows() < split.compute_rows_per_rank();
+    for (const BatchSeq& s : part.seqs)
+      for (int32_t i = 0; i < s.num_rows; ++i) {
+        const PageId to = b.pages[size_t(s.page_begin + (s.start + i + 1) / kPageTokens)];
+        out.expected += PageOwner(to, ranks) == r ? 0 : row_bytes;
+      }
+  }
+  status = (*group)->FillDraft(b, next);
+  EXPECT_TRUE(status.ok()) << status;
+  out.moved = (*group)->draft_bytes_moved();
+  for (const BatchSeq& s : b.seqs)
+    for (int32_t slot = 1; slot <= s.num_rows; ++slot)
+      for (const KvPiece& piece : layout.pieces()) {
+        if (piece.layer != model.config().draft_layer()) continue;
+        const int64_t bytes = piece.bytes / kPageTokens;
+        const std::byte* at = (*pool)->Piece(piece, b.pages[size_t(s.page_begin + slot / kPageTokens)]) +
+                              slot % kPageTokens * bytes;
+        out.rows.insert(out.rows.end(), at, at + bytes);
+      }
+  return out;
+}
+
+// The rows go into their owners' pages, and nothing else crosses ranks: the hidden states that they are made
+// from are taken where the forward left them.
+TEST(RankGroupDraft, APromptsDraftRowsAreMadeFromEachRanksOwnStates) {
+  static_assert(!std::is_convertible_v<RankHidden, BatchHidden> &&
+                !std::is_convertible_v<BatchHidden, RankHidden>);
+  auto backend = cpu::MakeCpuBackend({DType::kBF16, "auto"});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/models/ledger-28m-fp8";
+  const auto config = LoadModelConfig(folder);
+  ASSERT_TRUE(config.ok());
+  auto checkpoint = Checkpoint::Open(folder);
+  ASSERT_TRUE(checkpoint.ok());
+  auto model = Model::Load(*config, std::move(*checkpoint), **backend, {.with_draft = true});
+  ASSERT_TRUE(model.ok()) << model.status();
+  KvLayoutOptions lo;
+  lo.with_draft = true;
+  const auto layout = KvLayout::Make(*config, lo);
+  ASSERT_TRUE(layout.ok());
+  const DraftChunk one = FillDraftChunk(**model, **backend, *layout, 1);
+  EXPECT_EQ(one.moved, 0);
+  for (const int32_t ranks : {2, 4, 8}) {
+    const DraftChunk many = FillDraftChunk(**model, **backend, *layout, ranks);
+    EXPECT_TRUE(many.padded) << ranks;
+    EXPECT_EQ(many.rows, one.rows) << ranks << " ranks";
+    EXPECT_EQ(many.moved, many.expected) << ranks << " ranks";
+    EXPECT_GT(many.moved, 0) << ranks << " ranks";
+  }
+}
+
 }  // namespace
 }  // namespace sluice

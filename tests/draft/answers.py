@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Answers with drafts against answers without, in every cache pass.
+
+  answers.py SLUICE MODEL DATASET [--limit N] [--kv bf16,fp8_e4m3] [--ranks 1,2,4] [--batch 1,32] [--expected F]
+
+Drafts have a fixed length here, so that how often they stand does not depend on what ran before. Of each KV type and number of requests at once: one cold run of one rank without speculation, then a run with drafts for every
+number of ranks with the passes cold, warm, l2 and l3. Token ids and logits bits must be those of the run without. How often a
+draft stands must not depend on where the cache rows came from (l3 within 1% of cold), and the first draft of a run must stand
+as often as the reference implementation's (--expected: within two points of its mtp_acceptance).
+"""
+import argparse
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("sluice")
+    p.add_argument("model")
+    p.add_argument("dataset")
+    p.add_argument("--limit", type=int, default=40, help="sessions")
+    p.add_argument("--kv", default="bf16,fp8_e4m3")
+    p.add_argument("--ranks", default="1,2,4")
+    p.add_argument("--batch", default="1,32")
+    p.add_argument("--passes", default="cold,warm,l2,l3")
+    p.add_argument("--max-tokens", type=int, default=256)
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--tokens", type=int, default=65536, help="of the device tier")
+    p.add_argument("--expected", help="expected.json of the data set")
+    p.add_argument("--extra", default="", help="more flags of the drafting engine")
+    o = p.parse_args()
+    work = pathlib.Path(tempfile.mkdtemp(prefix="sluice-draft-"))
+
+    def evaluate(name, kv, batch, *more):
+        out = work / f"{name}.json"
+        command = [o.sluice, "eval", o.model, "--dataset", o.dataset, "--limit", str(o.limit), "--max-tokens", str(o.max_tokens),
+                   "--threads", str(o.threads), "--kv-cache-dtype", kv, "--concurrency", str(batch), "--max-total-tokens",
+                   str(o.tokens), "--json", str(out), *more]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}\nexit {done.returncode}: {done.stderr.strip()[-2000:]}")
+        return json.loads(out.read_text())["passes"]
+
+    failed = answers = 0
+    first = [0, 0.0]  # runs weighted by answers, over all cold passes
+    print(f"{'kv':<9} {'batch':>5} {'ranks':>5} {'pass':<5} {'answers':>7} {'tokens':>7} {'bits':>6} {'length':>7} {'first':>7} "
+          f"{'l1':>8} {'l2':>8} {'l3':>8} {'seconds':>8}", flush=True)
+    for kv, batch in itertools.product(o.kv.split(","), o.batch.split(",")):
+        plain = str(work / "plain.jsonl")
+        evaluate("plain", kv, batch, "--passes", "cold", "--outputs", plain)
+        for ranks in o.ranks.split(","):
+            begin = time.time()
+            passes = evaluate("drafts", kv, batch, "--passes", o.passes, "--compare-with", plain, "--attn-cp-size", ranks,
+                              "--speculative-algorithm", "NEXTN", "--speculative-adaptive", "off", "--enable-hierarchical-cache", "--hicache-storage-backend", "file",
+                              "--hicache-storage-prefetch-policy", "wait_complete", *o.extra.split())
+            cold = passes[0]
+            for r in passes:
+                wrong = []
+                answers += r["answers"]
+                if r["identical_to_cold"] != 1 or r["logits_identical_to_cold"] != 1:
+                    wrong.append("answers differ from those without drafts")
+                if r["draft_accepted"] == 0:
+                    wrong.append("no draft stood")
+                if r["name"] != "cold" and r["cached_by_tier"][{"warm": "l1", "l2": "l2", "l3": "l3"}[r["name"]]] == 0:
+                    wrong.append("nothing came from its tier")
+                if r["name"] == "l3" and abs(r["accept_length"] / cold["accept_length"] - 1) > 0.01:
+                    wrong.append(f"accept length {r['accept_length']:.4f}, cold {cold['accept_length']:.4f}")
+                if r["name"] == "cold":
+                    first[0] += r["answers"]
+                    first[1] += r["answers"] * r["draft_first_acceptance"]
+                t = r["cached_by_tier"]
+                print(f"{kv:<9} {batch:>5} {ranks:>5} {r['name']:<5} {r['answers']:>7} {r['identical_to_cold']:>7} "
+                      f"{r['logits_identical_to_cold']:>6} {r['accept_length']:>7.4f} {r['draft_first_acceptance']:>7.4f} "
+                      f"{t['l1']:>8} {t['l2']:>8} {t['l3']:>8} {time.time() - begin:>8.1f}", flush=True)
+                for w in wrong:
+                    failed += 1
+                    print(f"WRONG kv {kv}, batch {batch}, ranks {ranks}, {r['name']}: {w}", flush=True)
+    print(f"{answers} answers with drafts compared: {failed} passes wrong; first draft stood {first[1] / first[0]:.4f}")
+    if o.expected:
+        want = json.loads(pathlib.Path(o.expected).read_text())["bf16"]["index"]["mtp_acceptance"]
+        if abs(first[1] / first[0] - want) > 0.02:
+            failed += 1
+            print(f"WRONG first draft stood {first[1] / first[0]:.4f}, expected {want}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
