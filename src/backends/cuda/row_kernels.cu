@@ -24,15 +24,16 @@ __global__ void EmbedKernel(const void* table, Elem dtype, const float* scale, i
 }
 
 // A row lives in registers between the sum and the write: one read, one write.
-template <typename T, int kVec>
-__global__ void __launch_bounds__(256) RmsNormKernel(const float* x, int64_t x_ld, const float* weight,
-                                                     float eps, int dim, T* y, int64_t y_ld, float* y_f32) {
-  __shared__ float shared[8];
+template <typename T, int kVec, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    RmsNormKernel(const float* x, int64_t x_ld, const float* weight, float eps, int dim, T* y, int64_t y_ld,
+                  float* y_f32) {
+  __shared__ float shared[kThreads / 32];
   const float* in = x + int64_t(blockIdx.x) * x_ld;
   float4 v[kVec];
 #pragma unroll
   for (int j = 0; j < kVec; ++j) {
-    const int i = (j * 256 + int(threadIdx.x)) * 4;
+    const int i = (j * kThreads + int(threadIdx.x)) * 4;
     v[j] = i < dim ? __ldcs(reinterpret_cast<const float4*>(in + i)) : make_float4(0, 0, 0, 0);
   }
   float sum = 0;
@@ -43,11 +44,11 @@ __global__ void __launch_bounds__(256) RmsNormKernel(const float* x, int64_t x_l
   __syncthreads();
   float total = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) total += shared[i];
+  for (int i = 0; i < kThreads / 32; ++i) total += shared[i];
   const float scale = rsqrtf(total / float(dim) + eps);
 #pragma unroll
   for (int j = 0; j < kVec; ++j) {
-    const int i = (j * 256 + int(threadIdx.x)) * 4;
+    const int i = (j * kThreads + int(threadIdx.x)) * 4;
     if (i >= dim) break;
     const float4 w = __ldg(reinterpret_cast<const float4*>(weight + i));
     const float4 r =
@@ -293,15 +294,17 @@ static void RmsNorm(cudaStream_t s, const float* x, int64_t x_ld, const float* w
       (dim & 3) == 0 && (x_ld & 3) == 0 && (y_ld & 3) == 0 && (reinterpret_cast<uintptr_t>(x) & 15) == 0 &&
       (reinterpret_cast<uintptr_t>(y) & 15) == 0 && (reinterpret_cast<uintptr_t>(w) & 15) == 0;
   // The kernel follows from the row's shape alone, never from the number of rows.
-  const auto start = [&](auto kernel) { kernel<<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32); };
+  const auto start = [&](auto kernel, int threads) {
+    kernel<<<rows, threads, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+  };
   if (vector && dim <= 1024) {
-    start(RmsNormKernel<T, 1>);
+    start(RmsNormKernel<T, 1, 256>, 256);
   } else if (vector && dim <= 2048) {
-    start(RmsNormKernel<T, 2>);
+    start(RmsNormKernel<T, 2, 256>, 256);
   } else if (vector && dim <= 6144) {
-    start(RmsNormKernel<T, 6>);
+    start(RmsNormKernel<T, 3, 512>, 512);
   } else if (vector && dim <= 8192) {
-    start(RmsNormKernel<T, 8>);
+    start(RmsNormKernel<T, 4, 512>, 512);
   } else {
     RmsNormAnyKernel<T><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
   }
