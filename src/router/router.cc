@@ -81,8 +81,8 @@ class Router::Dispatch : public std::enable_shared_from_this<Router::Dispatch> {
     ++router_->running_;
   }
   ~Dispatch() {
-    std::lock_guard lock(router_->live_mutex_);
-    router_->live_.erase(this);
+    std::lock_guard lock(router_->dispatches_mutex_);
+    router_->dispatches_.erase(this);
     --router_->running_;
   }
 
@@ -97,8 +97,8 @@ class Router::Dispatch : public std::enable_shared_from_this<Router::Dispatch> {
       self->CancelLocked();
     });
     {
-      std::lock_guard live_lock(router_->live_mutex_);
-      router_->live_[this] = weak_from_this();
+      std::lock_guard live_lock(router_->dispatches_mutex_);
+      router_->dispatches_[this] = weak_from_this();
     }
     std::lock_guard lock(mutex_);
     TryLocked();
@@ -424,8 +424,8 @@ void Router::Stop(double grace_s) {
 void Router::EndAll(const std::string& why) {
   std::vector<std::shared_ptr<Dispatch>> live;
   {
-    std::lock_guard lock(live_mutex_);
-    for (const auto& [ignored, weak] : live_)
+    std::lock_guard lock(dispatches_mutex_);
+    for (const auto& [ignored, weak] : dispatches_)
       if (auto dispatch = weak.lock()) live.push_back(std::move(dispatch));
   }
   for (const auto& dispatch : live) dispatch->GiveUp(why);

@@ -86,8 +86,8 @@ class Router final : public HttpHandler {
   SeededStream random_;
   std::atomic<bool> draining_{false}, stop_{false};
   std::atomic<int64_t> running_{0}, finished_{0}, failed_{0}, refused_{0}, retried_{0}, gone_{0};
-  std::mutex live_mutex_;
-  std::unordered_map<Dispatch*, std::weak_ptr<Dispatch>> live_;
+  std::mutex dispatches_mutex_;
+  std::unordered_map<Dispatch*, std::weak_ptr<Dispatch>> dispatches_;
   std::unique_ptr<HttpClient> client_;
   std::unique_ptr<LiveRelay> live_;  // null: no page
   std::unique_ptr<HttpServer> http_;
