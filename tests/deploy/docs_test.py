@@ -30,6 +30,9 @@ def flags():
     for command in listed:
         text = help_of(*command.split())
         out[command] = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) | {"--help"}
+    for command in listed:  # those that make an engine take its flags, too, and their help says where to find them
+        if "flags of sluice serve" in help_of(*command.split()):
+            out[command] |= out["serve"]
     return out
 
 
