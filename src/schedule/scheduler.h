@@ -146,6 +146,7 @@ class Scheduler {
   void ExpireDeadlines(Nanos now);
   void PlanDecodes(ForwardBatch* batch, Step* step);
   void PlanPrefills(ForwardBatch* batch, Step* step, int64_t* budget);
+  void PrefetchAhead(Nanos now);
   void Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budget);
   enum class Admission : uint8_t { kAdmitted, kTryNext, kBlocked };
   Admission TryAdmit(Sequence* s, Nanos now);
