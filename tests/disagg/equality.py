@@ -1,5 +1,6 @@
 """The router's answers are those of one server, token by token, with logprobs, stops, choices and usage."""
 import argparse
+import json
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,34 @@ def compare(cluster, one, cases, rounds):
     return wrong
 
 
+def test_cached_tokens_are_those_of_prefill(cluster):
+    """The number in usage is the prefill's, whatever decode has: whole pages, zero said as zero, the same in a stream."""
+    ids = [(i * 7) % 1000 + 3 for i in range(200)]
+
+    def ask(prompt, stream=False):
+        body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+        if not stream:
+            usage = call(cluster.url, "/v1/completions", body)[1]["usage"]
+        else:
+            text = call(cluster.url, "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})[1]
+            records = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
+            [usage] = [r["usage"] for r in records if r.get("usage")]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    cluster.flush()
+    got = [ask(ids), ask(ids), ask(ids, stream=True), ask(ids[:100] + [5] * 100)]
+    for p in cluster.decodes:
+        call(p.url, "/flush_cache")
+    got.append(ask(ids))
+    for p in cluster.prefills:
+        call(p.url, "/flush_cache")
+    got.append(ask(ids))
+    if got == [0, 192, 192, 64, 192, 0]:
+        return 0
+    print(f"cached tokens through the router: {got}")
+    return 1
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", action="store_true")
@@ -97,6 +126,8 @@ def main():
         print(f"{name}: {len(cases)} requests x {len(rounds)} rounds, {different} different; {pd['writes']} writes, "
               f"{pd['bytes_sent']} bytes, {pd['bytes_before_forward_end']} of them before the forward's end")
         wrong += different
+        if len(cluster.prefills) == 1:
+            wrong += test_cached_tokens_are_those_of_prefill(cluster)
         cluster.stop()
         one.stop()
     return 1 if wrong else 0
