@@ -14,8 +14,10 @@ CacheStats KvCacheImpl::Stats() const {
   s.host = {host_.all(), host_.free_total(), host_.leased(), host_.cached()};
   s.dead_pages_device = tree_.dead_pages(Tier::kDevice);
   s.nodes = tree_.nodes();
+  s.page_bytes = layout_.page_bytes();
   s.deferred_pages = device_.deferred();
   s.reserved_host_pages = reserved_host_;
+  s.awaited_host_pages = awaited_host_;
   s.pending_prefetches = int64_t(prefetches_.size());
   s.pending_stores = store_in_flight_;
   for (const auto& [id, op] : ops_) {
@@ -88,6 +90,10 @@ std::vector<std::string> KvCacheImpl::Audit() const {
   }
   if (reserved != reserved_host_)
     report(fmt::format("{} host pages reserved, counted {}", reserved, reserved_host_));
+  int64_t awaited = 0;
+  for (const auto& [id, a] : arrivals_) awaited += a.pages;
+  if (awaited != awaited_host_)
+    report(fmt::format("{} host pages await their sequences, counted {}", awaited, awaited_host_));
   if (kept != host_.leased())
     report(fmt::format("{} host pages leased, prefetches hold {}", host_.leased(), kept));
   if (options_.enable_radix && locks != active_ - fresh_active_)

@@ -74,7 +74,9 @@ struct CacheOptions {
   Nanos prefetch_timeout_base = 2'000'000'000;  // timeout: base + per 1024 tokens, at most the maximum
   Nanos prefetch_timeout_per_ki = 100'000'000;
   Nanos prefetch_timeout_max = 30'000'000'000;  // also ends a reservation whose owner never comes back
-  Nanos best_effort_base = 50'000'000;          // best_effort: about as long as computing would take
+  Nanos prefetch_stale =
+      1'000'000'000;  // what storage said before a sequence's turn is asked again after this
+  Nanos best_effort_base = 50'000'000;  // best_effort: about as long as computing would take
   Nanos best_effort_per_page = 2'000'000;
   // Device pages kept free per lane between steps when there is a host tier; advice, never waited for. -1:
   // 1/32 of the lane.
@@ -107,6 +109,7 @@ struct CacheStats {
   TierCounts device, host;
   int64_t dead_pages_device = 0;  // part of device.cached: match nothing, go when a copy or sequence ends
   int64_t nodes = 0;
+  int64_t page_bytes = 0;
   int64_t hit_tokens_device = 0, hit_tokens_host = 0, hit_tokens_storage = 0, lookup_tokens = 0;
   int64_t evicted_pages_device = 0, evicted_pages_host = 0;
   int64_t backup_pages = 0, load_pages = 0, pending_backups = 0, pending_loads = 0;
@@ -123,7 +126,11 @@ struct CacheStats {
   int64_t dropped_unwritten = 0;  // write_back: pages evicted without a copy because nothing could wait
   int64_t failed_loads = 0, failed_backups = 0;
   int64_t prefetches = 0, prefetch_pages = 0, prefetch_timeouts = 0;
+  int64_t prefetches_put_off = 0;  // found no room before their sequence's turn
+  int64_t prefetches_repeated =
+      0;  // began again at their sequence's turn: not all that storage has was there
   int64_t pending_prefetches = 0, reserved_host_pages = 0;  // held for prefetches that are on their way
+  int64_t awaited_host_pages = 0;  // brought by prefetches whose sequences have not begun
   int64_t pending_stores = 0, stores_skipped = 0;
   int64_t verified_pages = 0, verify_differences = 0;  // compared with a second computation
   int64_t verify_skipped = 0;                          // hits chosen for it, but gone or pushed out before
@@ -155,6 +162,7 @@ struct SequenceKv {
   RadixNode* node = nullptr;  // cursor: deepest locked node of the path
   bool active = false;
   int64_t prefetch = 0;  // storage prefetch of this sequence; 0 none yet, -1 over
+  bool prefetch_put_off = false;
   // Set before Begin: hits nothing and publishes nothing; Release with keep compares its rows with the
   // tree's.
   bool fresh = false;
@@ -180,7 +188,9 @@ class KvCache {
   // prefetch of a sequence that never got ready.
   virtual void Release(SequenceKv* seq, std::span<const int32_t> tokens, bool keep) = 0;
 
-  // Optional, as early as the tokens are known: starts the storage prefetch that Begin would start.
+  // Optional, as early as the tokens are known: starts the storage prefetch that Begin would start. What such
+  // prefetches bring takes at most half of the host tier until their sequences begin; one that finds no room
+  // is put off (SequenceKv::prefetch_put_off), to be asked for again when sequences ahead have begun.
   virtual void Prefetch(SequenceKv* seq, std::string_view name_space, std::span<const int32_t> tokens,
                         Nanos now) {
     (void)seq, (void)name_space, (void)tokens, (void)now;

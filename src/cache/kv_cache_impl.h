@@ -88,12 +88,20 @@ class KvCacheImpl final : public KvCache {
     std::vector<Digest256> keys;  // of pages [start, ...)
     std::vector<int32_t> pages;   // reserved host pages, as many as storage has
     std::vector<uint8_t> got;     // per reserved page: 0 on its way, 1 complete, 2 lost
+    int64_t stored = 0;           // pages that storage said it has
     size_t next_get = 0;          // pages handed to storage
     int in_flight = 0;            // tickets
-    Nanos deadline = 0, hard_deadline = 0;
+    Nanos begun = 0, deadline = 0, hard_deadline = 0;
     bool asked = false;      // the existence answer is in
     bool stopped = false;    // nothing more is handed out; drains, then goes
     bool abandoned = false;  // the owner left: nothing is inserted
+    bool early = false;      // asked for before Begin
+  };
+  // What an early prefetch has left for its owner, who has not begun yet.
+  struct Arrival {
+    int64_t pages = 0;       // brought to the host tier
+    int64_t stored_end = 0;  // storage has the prompt's pages up to here
+    Nanos asked = 0;
   };
   struct Ticket {
     enum class Kind : uint8_t { kExists, kGet, kStore, kDelete } kind{};
@@ -150,16 +158,17 @@ class KvCacheImpl final : public KvCache {
   bool PollStorage(Nanos now);
   bool StartPrefetch(SequenceKv* seq, std::string_view name_space, std::span<const int32_t> tokens,
                      const Hit& hit, Nanos now);
-  BeginResult CheckPrefetch(SequenceKv* seq, Nanos now);
+  BeginResult CheckPrefetch(SequenceKv* seq, Nanos now, std::optional<Arrival>* arrival);
   void OnExists(int64_t id, PrefetchRecord& r, const std::vector<StorageOutcome>& outcomes);
   void PumpGets(int64_t id, PrefetchRecord& r);
   void StopPrefetch(int64_t id, PrefetchRecord& r);
-  void InsertPrefetched(PrefetchRecord& r);
+  int64_t InsertPrefetched(PrefetchRecord& r);
   bool PathOnHost(const PrefetchRecord& r) const;
   void EndPrefetchIfDrained(int64_t id);
   void AbandonPrefetch(SequenceKv* seq);
   StorageItem ItemFor(const Digest256& key, int32_t host_page) const;
   int64_t MaxReserved() const { return host_.all() / 2; }
+  std::optional<Arrival> TakeArrival(int64_t prefetch);
 
   CacheOptions options_;
   KvLayout layout_;
@@ -187,9 +196,11 @@ class KvCacheImpl final : public KvCache {
   std::vector<int32_t> lanes_;     // scratch of ChooseLanes
 
   absl::flat_hash_map<int64_t, PrefetchRecord> prefetches_;
+  absl::flat_hash_map<int64_t, Arrival> arrivals_;  // by prefetch
   absl::flat_hash_map<uint64_t, Ticket> tickets_;
   std::vector<StorageCompletion> completions_;
   int64_t reserved_host_ = 0;
+  int64_t awaited_host_ = 0;     // pages of arrivals_
   int64_t store_in_flight_ = 0;  // pages
   bool something_happened_ = false;
 

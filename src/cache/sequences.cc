@@ -175,6 +175,7 @@ BeginResult KvCacheImpl::Begin(SequenceKv* seq, std::string_view name_space, std
   seq->cached = seq->computed = 0;
   seq->hit = {};
   seq->node = nullptr;
+  seq->prefetch_put_off = false;
   if (!options_.enable_radix || seq->fresh) {
     seq->active = true;
     ++active_;
@@ -185,14 +186,26 @@ BeginResult KvCacheImpl::Begin(SequenceKv* seq, std::string_view name_space, std
   RadixNode* root = tree_.GetRoot(name_space);
   Hit hit = Measure(tree_.Walk(root, Key(may_hit)));
   if (storage_ != nullptr && seq->prefetch >= 0) {
-    if (seq->prefetch == 0 && !StartPrefetch(seq, name_space, tokens, hit, now)) seq->prefetch = -1;
+    bool ask = seq->prefetch == 0, waits = false;
     if (seq->prefetch > 0) {
-      if (CheckPrefetch(seq, now) == BeginResult::kWaitStorage) {
-        Reap(root);
-        return BeginResult::kWaitStorage;
+      std::optional<Arrival> early;
+      waits = CheckPrefetch(seq, now, &early) == BeginResult::kWaitStorage;
+      if (!waits) {
+        root = tree_.GetRoot(name_space);  // inserting may have changed everything
+        hit = Measure(tree_.Walk(root, Key(may_hit)));
+        // An early prefetch found too little room, what it brought was evicted, or more may be stored by now.
+        ask = early && (hit.total < early->stored_end || now - early->asked > options_.prefetch_stale);
       }
-      root = tree_.GetRoot(name_space);  // inserting may have changed everything
-      hit = Measure(tree_.Walk(root, Key(may_hit)));
+    }
+    if (ask) {
+      const bool again = seq->prefetch < 0;
+      waits = StartPrefetch(seq, name_space, tokens, hit, now);
+      stats_.prefetches_repeated += again && waits ? 1 : 0;
+      if (!waits) seq->prefetch = -1;
+    }
+    if (waits) {
+      Reap(root);
+      return BeginResult::kWaitStorage;
     }
   }
 #ifdef SLUICE_PLANTS

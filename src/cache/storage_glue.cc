@@ -135,9 +135,14 @@ void KvCacheImpl::Prefetch(SequenceKv* seq, std::string_view name_space, std::sp
                            Nanos now) {
   if (storage_ == nullptr || !options_.enable_radix || seq->prefetch != 0 || seq->active || tokens.empty())
     return;
+  const bool put_off = reserved_host_ + awaited_host_ >= MaxReserved();
+  if (put_off && !seq->prefetch_put_off) ++stats_.prefetches_put_off;
+  seq->prefetch_put_off = put_off;
+  if (put_off) return;
   RadixNode* root = tree_.GetRoot(name_space);
   const Hit hit = Measure(tree_.Walk(root, Key(tokens.first(tokens.size() - 1))));
-  if (!StartPrefetch(seq, name_space, tokens, hit, now)) seq->prefetch = -1;
+  // What is too short now may be longer when the sequence begins: the upper tiers go on evicting.
+  if (StartPrefetch(seq, name_space, tokens, hit, now)) prefetches_.at(seq->prefetch).early = true;
   Reap(root);
 }
 
@@ -162,6 +167,7 @@ bool KvCacheImpl::StartPrefetch(SequenceKv* seq, std::string_view name_space, st
     batch.items.push_back({digest, {}});
   }
   const Nanos by_size = options_.prefetch_timeout_per_ki * (want * kPageTokens) / 1024;
+  r.begun = now;
   r.hard_deadline = now + options_.prefetch_timeout_max;
   switch (options_.prefetch) {
     case PrefetchPolicy::kBestEffort:
@@ -198,7 +204,13 @@ void KvCacheImpl::OnExists(int64_t id, PrefetchRecord& r, const std::vector<Stor
   if (r.stopped) return;
   size_t n = 0;
   while (n < outcomes.size() && n < r.keys.size() && outcomes[n] == StorageOutcome::kOk) ++n;
-  n = std::min(n, size_t(std::max<int64_t>(0, MaxReserved() - reserved_host_)));
+  r.stored = int64_t(n);
+  int64_t taken = reserved_host_ + awaited_host_;
+  if (!r.early) {  // its sequence's turn has come: what those behind it hold does not count
+    taken = 0;
+    for (const auto& [other, o] : prefetches_) taken += o.early ? 0 : int64_t(o.pages.size());
+  }
+  n = std::min(n, size_t(std::max<int64_t>(0, MaxReserved() - taken)));
   // The longest prefix whose pages find room, lane by lane.
   const RadixNode* root = tree_.FindRoot(r.name_space);
   int32_t lane = int32_t(next_lane_++ % lanes());
@@ -275,7 +287,13 @@ void KvCacheImpl::EndPrefetchIfDrained(int64_t id) {
   if (!r.stopped) {
     if (!r.asked || r.next_get < r.pages.size() || !PathOnHost(r)) return;
     r.stopped = true;
-    if (!r.abandoned) InsertPrefetched(r);
+    const int64_t brought = r.abandoned ? 0 : InsertPrefetched(r);
+    if (r.early && !r.abandoned) {
+      const auto lost = std::find(r.got.begin(), r.got.end(), 2) - r.got.begin();
+      if (lost < int64_t(r.got.size())) r.stored = lost;
+      arrivals_[id] = {brought, r.start + r.stored, r.begun};
+      awaited_host_ += brought;
+    }
   }
   for (int32_t page : r.pages) {
     if (page >= 0) host_.FreeLeased(page);
@@ -284,20 +302,20 @@ void KvCacheImpl::EndPrefetchIfDrained(int64_t id) {
   prefetches_.erase(it);
 }
 
-// The complete head of what was fetched becomes host-only pages of the tree.
-void KvCacheImpl::InsertPrefetched(PrefetchRecord& r) {
+// The complete head of what was fetched becomes host-only pages of the tree. Returns their number.
+int64_t KvCacheImpl::InsertPrefetched(PrefetchRecord& r) {
   int64_t have = 0;
   while (have < int64_t(r.got.size()) && r.got[size_t(have)] == 1) ++have;
-  if (have == 0) return;
+  if (have == 0) return 0;
   RadixNode* root = tree_.GetRoot(r.name_space);
   const RadixKey key = Key(r.tokens).Slice(0, r.start + have);
   const RadixTree::Match m = tree_.Walk(root, key);
   // Others may have computed some of it meanwhile, or the path may be gone or (yet) without a host copy: then
   // it cannot hang here.
-  if (m.pages < r.start || m.pages >= r.start + have) return Reap(root);
+  if (m.pages < r.start || m.pages >= r.start + have) return Reap(root), 0;
   RadixNode* parent = NodeEndingAt(m.node, m.pages);
   if (!parent->is_root() && (parent->host_ready < parent->pages || parent->resident[1] < parent->pages))
-    return Reap(root);
+    return Reap(root), 0;
   RadixNode* node = tree_.AddChild(parent, key.From(m.pages));
   std::vector<int32_t> slots;
   for (int64_t i = m.pages - r.start; i < have; ++i) {
@@ -310,11 +328,23 @@ void KvCacheImpl::InsertPrefetched(PrefetchRecord& r) {
   node->hits = 1;
   tree_.TouchPath(node);
   stats_.prefetch_pages += node->pages;
+  return node->pages;
 }
 
-BeginResult KvCacheImpl::CheckPrefetch(SequenceKv* seq, Nanos now) {
+std::optional<KvCacheImpl::Arrival> KvCacheImpl::TakeArrival(int64_t prefetch) {
+  const auto it = arrivals_.find(prefetch);
+  if (it == arrivals_.end()) return std::nullopt;
+  const Arrival a = it->second;
+  arrivals_.erase(it);
+  awaited_host_ -= a.pages;
+  return a;
+}
+
+// *arrival: of an early prefetch that is over.
+BeginResult KvCacheImpl::CheckPrefetch(SequenceKv* seq, Nanos now, std::optional<Arrival>* arrival) {
   const auto it = prefetches_.find(seq->prefetch);
   if (it == prefetches_.end()) {
+    *arrival = TakeArrival(seq->prefetch);
     seq->prefetch = -1;
     return BeginResult::kReady;
   }
@@ -331,7 +361,7 @@ BeginResult KvCacheImpl::CheckPrefetch(SequenceKv* seq, Nanos now) {
 
 void KvCacheImpl::AbandonPrefetch(SequenceKv* seq) {
   const auto it = seq->prefetch > 0 ? prefetches_.find(seq->prefetch) : prefetches_.end();
-  if (seq->prefetch > 0) seq->prefetch = 0;
+  if (seq->prefetch > 0) TakeArrival(std::exchange(seq->prefetch, 0));
   if (it == prefetches_.end()) return;
   const int64_t id = it->first;
   it->second.abandoned = true;

@@ -297,6 +297,99 @@ TEST(StorageGlue, ReservationsTakeAtMostHalfTheHostTier) {
   EXPECT_EQ(again.Run(Prompt(40 * 64)).storage, 16 * 64);
 }
 
+// A queue that is longer than the host tier: each of its prompts still gets all that storage has, whether its
+// prefetch was put off, found too little room, or was evicted before its turn.
+TEST(StorageGlue, EveryPromptOfALongQueueGetsWhatStorageHas) {
+  const KvLayout layout = MakeLayout(Small());
+  for (const bool ask_again : {true, false}) {
+    SimulatedMedium medium;
+    std::vector<std::vector<int32_t>> prompts;
+    for (int32_t i = 0; i < 24; ++i) prompts.push_back(Prompt(300 + 64 * (i % 5), i));
+    {
+      Process p(&medium, layout);
+      for (const auto& t : prompts) p.Run(t);
+    }
+    Process p(&medium, layout, PrefetchPolicy::kWaitComplete, HostLayout::kPageFirstDirect, {}, 16);
+    std::vector<SequenceKv> s(prompts.size());
+    const auto ask = [&](size_t from) {
+      for (size_t i = from; i < s.size(); ++i) {
+        if (s[i].prefetch == 0) p.cache->Prefetch(&s[i], "", prompts[i], p.clock.Now());
+        if (i % 8 != 0) continue;  // some come at once, some later
+        p.clock.Advance(2'000'000);
+        p.cache->Poll(p.clock.Now());
+      }
+    };
+    ask(0);
+    EXPECT_LE(p.cache->Stats().reserved_host_pages + p.cache->Stats().awaited_host_pages, 8);
+    EXPECT_GT(p.cache->Stats().prefetches_put_off, 0);
+    for (size_t i = 0; i < s.size(); ++i) {
+      while (p.cache->Begin(&s[i], "", prompts[i], p.clock.Now()) == BeginResult::kWaitStorage) {
+        p.clock.Advance(1'000'000);
+        p.cache->Poll(p.clock.Now());
+      }
+      // A rest of less than 256 tokens is not asked for.
+      const int64_t full = (int64_t(prompts[i].size()) - 1) / 64;
+      EXPECT_GT(s[i].hit.storage, std::min<int64_t>(full, 8) * 64 - 256) << i;
+      ASSERT_TRUE(p.cache->Grow(&s[i], int64_t(prompts[i].size())));
+      p.Pump();
+      p.cache->Commit(&s[i], prompts[i], int64_t(prompts[i].size()), 0);
+      p.cache->Release(&s[i], prompts[i], true);
+      p.Settle();
+      if (ask_again) ask(i + 1);
+    }
+    EXPECT_EQ(p.cache->Stats().awaited_host_pages, 0);
+    EXPECT_EQ(p.cache->Stats().reserved_host_pages, 0);
+  }
+}
+
+TEST(StorageGlue, WhatWasEvictedBeforeItsTurnIsFetchedAgain) {
+  const KvLayout layout = MakeLayout(Small());
+  SimulatedMedium medium;
+  {
+    Process first(&medium, layout);
+    first.Run(Prompt(700));
+  }
+  Process p(&medium, layout, PrefetchPolicy::kWaitComplete, HostLayout::kPageFirstDirect, {}, 24);
+  SequenceKv s;
+  p.cache->Prefetch(&s, "", Prompt(700), p.clock.Now());
+  p.Settle();
+  EXPECT_EQ(p.cache->Stats().awaited_host_pages, 10);
+  for (int32_t i = 1; i < 6; ++i) p.Run(Prompt(700, i));  // their backups push it out
+  EXPECT_LT(p.cache->Peek("", Prompt(700)).host, 640);
+  while (p.cache->Begin(&s, "", Prompt(700), p.clock.Now()) == BeginResult::kWaitStorage) {
+    p.clock.Advance(1'000'000);
+    p.cache->Poll(p.clock.Now());
+  }
+  EXPECT_EQ(s.hit.storage, 640);
+  EXPECT_EQ(p.cache->Stats().prefetches_repeated, 1);
+  EXPECT_EQ(p.cache->Stats().awaited_host_pages, 0);
+  p.Pump();
+  p.cache->Release(&s, Prompt(700), true);
+  p.Settle();
+}
+
+TEST(StorageGlue, WhatIsStoredWhileAPromptWaitsIsFetchedAtItsTurn) {
+  const KvLayout layout = MakeLayout(Small());
+  SimulatedMedium medium;
+  Process other(&medium, layout);
+  other.Run(Prompt(320));
+  Process p(&medium, layout);
+  SequenceKv s;
+  p.cache->Prefetch(&s, "", Prompt(1000), p.clock.Now());
+  p.Settle();
+  EXPECT_EQ(p.cache->Peek("", Prompt(1000)).host, 320);
+  other.Run(Prompt(1000));
+  p.clock.Advance(2'000'000'000);
+  while (p.cache->Begin(&s, "", Prompt(1000), p.clock.Now()) == BeginResult::kWaitStorage) {
+    p.clock.Advance(1'000'000);
+    p.cache->Poll(p.clock.Now());
+  }
+  EXPECT_EQ(s.hit.storage, 960);
+  p.Pump();
+  p.cache->Release(&s, Prompt(1000), true);
+  p.Settle();
+}
+
 TEST(StorageGlue, ShortPromptsDoNotAsk) {
   const KvLayout layout = MakeLayout(Small());
   SimulatedMedium medium;

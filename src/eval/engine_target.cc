@@ -135,9 +135,11 @@ class EngineTarget final : public Target {
       return Unsupported(
           "pass l3 needs storage; add --enable-hierarchical-cache --hicache-storage-backend file");
     }
-    for (int i = 0; i < 60000; ++i) {
+    // Under write_back the device tier is the only one that has the rows.
+    RETURN_IF_ERROR(DropDevice());
+    for (int i = 0, idle = 0; i < 60000 && idle < 20; ++i) {  // what was copied down is stored a moment later
       const CacheStats s = engine_->Snapshot().cache;
-      if (s.pending_backups == 0 && s.pending_stores == 0) break;
+      idle = s.pending_backups == 0 && s.pending_stores == 0 ? idle + 1 : 0;
       std::this_thread::sleep_for(milliseconds(1));
     }
     engine_.reset();

@@ -150,6 +150,7 @@ class Scheduler {
   void PlanDecodes(ForwardBatch* batch, Step* step);
   void PlanJumps(ForwardBatch* batch, Step* step, int64_t* budget);
   void PlanPrefills(ForwardBatch* batch, Step* step, int64_t* budget);
+  void PrefetchAhead(Nanos now);
   void Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budget);
   enum class Admission : uint8_t { kAdmitted, kTryNext, kBlocked };
   Admission TryAdmit(Sequence* s, Nanos now);

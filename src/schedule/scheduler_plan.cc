@@ -15,6 +15,7 @@ constexpr int64_t kFutureTokensMax =
 constexpr double kReserveDecayPerStep = 1.0 / 600;
 constexpr double kReserveFloorShare = 0.14;  // of the starting ratio
 constexpr int64_t kBlockedRetrySteps = 16;   // the reserve shrinks with time: look again now and then
+constexpr size_t kPrefetchAhead = 16;        // waiting sequences whose prefetch is asked for again
 constexpr size_t kPrefixOrderMax = 128;      // waiting sequences that longest-prefix order looks at
 constexpr size_t kAdmissionScanMax =
     32;  // sequences that admission may pass over while they wait for storage
@@ -447,7 +448,18 @@ Scheduler::Admission Scheduler::TryAdmit(Sequence* s, Nanos now) {
   return Admission::kAdmitted;
 }
 
+// The queue's head moves on, and with it what is fetched from storage for the next ones.
+void Scheduler::PrefetchAhead(Nanos now) {
+  for (size_t i = 0; i < std::min(waiting_.size(), kPrefetchAhead); ++i) {
+    Sequence* s = waiting_[i];
+    if (!s->kv.prefetch_put_off) continue;
+    cache_->Prefetch(&s->kv, s->group->name_space, s->tokens, now);
+    if (s->kv.prefetch_put_off) return;
+  }
+}
+
 void Scheduler::Admit(Nanos now, ForwardBatch* batch, Step* step, int64_t* budget) {
+  PrefetchAhead(now);
   const auto may_admit = [&] {
     return *budget > 0 && running() < options_.max_running && !free_slots_.empty() && !waiting_.empty();
   };

@@ -218,6 +218,34 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
   counter("storage_read_bytes_total", "Bytes read from the storage tier.", double(c.storage_read_bytes));
   counter("storage_write_bytes_total", "Bytes written to the storage tier.", double(c.storage_write_bytes));
   counter("storage_errors_total", "Storage operations that failed.", double(c.storage_errors));
+  counter("load_back_bytes_total", "Bytes loaded from the host tier.", double(c.load_pages * c.page_bytes));
+  counter("hicache_backup_bytes_total", "Bytes written to the host tier.",
+          double(c.backup_pages * c.page_bytes));
+  add("hicache_pending", "Copies between device and host tier on their way.", prom::MetricType::Gauge,
+      {{{"copy", "backup"}, double(c.pending_backups)}, {{"copy", "load"}, double(c.pending_loads)}});
+  add("storage_pending", "What is on its way to or from the storage tier: stored nodes, prefetches.",
+      prom::MetricType::Gauge,
+      {{{"op", "store"}, double(c.pending_stores)}, {{"op", "prefetch"}, double(c.pending_prefetches)}});
+  gauge("storage_reserved_tokens", "Tokens of the host tier reserved for prefetches on their way.",
+        double(c.reserved_host_pages * page_tokens));
+  counter("storage_prefetches_total", "Prompts that the storage tier was asked for.", double(c.prefetches));
+  counter("storage_prefetched_tokens_total", "Tokens that prefetches brought to the host tier.",
+          double(c.prefetch_pages * page_tokens));
+  counter("storage_prefetch_timeouts_total", "Prefetches ended by their deadline.",
+          double(c.prefetch_timeouts));
+  counter("storage_prefetches_put_off_total", "Prefetches that found no room before their prompt's turn.",
+          double(c.prefetches_put_off));
+  counter("storage_prefetches_repeated_total",
+          "Prefetches made again at their prompt's turn: not all that is or may be stored was there.",
+          double(c.prefetches_repeated));
+  counter("hicache_evicted_tokens_total", "Tokens evicted from the host tier.",
+          double(c.evicted_pages_host * page_tokens));
+  counter("hicache_skipped_tokens_total", "Tokens not written to the host tier for want of room.",
+          double(c.backups_skipped * page_tokens));
+  counter("storage_skipped_tokens_total", "Tokens not stored because the storage tier could not keep up.",
+          double(c.stores_skipped * page_tokens));
+  counter("hicache_failed_copies_total", "Copies between device and host tier that failed.",
+          double(c.failed_loads + c.failed_backups));
   const DraftCounters& d = e.drafts;
   counter("spec_verify_runs_total", "Steps of a sequence that verified drafted tokens.", double(d.runs));
   counter("spec_proposed_tokens_total", "Tokens drafted and verified.", double(d.proposed));

@@ -417,8 +417,8 @@ class EngineWorld {
       if (!c->done()) journal_.Violation("request {} never ended", c->request().rid);
     const auto busy = [&] {
       const CacheStats s = cache_->Stats();
-      return s.pending_backups + s.pending_loads + s.pending_prefetches + s.pending_stores +
-                 s.deferred_pages >
+      return s.pending_backups + s.pending_loads + s.pending_prefetches + s.awaited_host_pages +
+                 s.pending_stores + s.deferred_pages >
              0;
     };
     for (int i = 0; i < 800 && (busy() || i < 3 || loop_->steps_in_flight() > 0); ++i) {
@@ -443,17 +443,26 @@ class EngineWorld {
   void CountCoverage() {
     const SchedulerCounters& c = loop_->scheduler().counters();
     const CacheStats s = cache_->Stats();
-    for (const auto& [name, n] :
-         {std::pair("engine_steps", c.steps), std::pair("retractions", c.retractions),
-          std::pair("prefill_rows", c.prefill_rows), std::pair("decode_rows", c.decode_rows),
-          std::pair("dropped_tokens", c.dropped_tokens),
-          std::pair("evicted_pages_device", s.evicted_pages_device),
-          std::pair("evicted_pages_host", s.evicted_pages_host), std::pair("backup_pages", s.backup_pages),
-          std::pair("load_pages", s.load_pages), std::pair("prefetch_pages", s.prefetch_pages),
-          std::pair("prefetch_timeouts", s.prefetch_timeouts), std::pair("storage_errors", s.storage_errors),
-          std::pair("failed_backups", s.failed_backups), std::pair("verified_pages", s.verified_pages),
-          std::pair("verify_skipped", s.verify_skipped), std::pair("lanes_passed_over", s.lanes_passed_over),
-          std::pair("lane_deficits", s.lane_deficits), std::pair("short_evictions", s.short_evictions)})
+    for (const auto& [name, n] : {std::pair("engine_steps", c.steps),
+                                  std::pair("retractions", c.retractions),
+                                  std::pair("prefill_rows", c.prefill_rows),
+                                  std::pair("decode_rows", c.decode_rows),
+                                  std::pair("dropped_tokens", c.dropped_tokens),
+                                  std::pair("evicted_pages_device", s.evicted_pages_device),
+                                  std::pair("evicted_pages_host", s.evicted_pages_host),
+                                  std::pair("backup_pages", s.backup_pages),
+                                  std::pair("load_pages", s.load_pages),
+                                  std::pair("prefetch_pages", s.prefetch_pages),
+                                  std::pair("prefetch_timeouts", s.prefetch_timeouts),
+                                  std::pair("prefetches_put_off", s.prefetches_put_off),
+                                  std::pair("prefetches_repeated", s.prefetches_repeated),
+                                  std::pair("storage_errors", s.storage_errors),
+                                  std::pair("failed_backups", s.failed_backups),
+                                  std::pair("verified_pages", s.verified_pages),
+                                  std::pair("verify_skipped", s.verify_skipped),
+                                  std::pair("lanes_passed_over", s.lanes_passed_over),
+                                  std::pair("lane_deficits", s.lane_deficits),
+                                  std::pair("short_evictions", s.short_evictions)})
       journal_.Cover(name, n);
     if (!drafts_) return;
     journal_.Cover("drafts_proposed", c.drafts.proposed);

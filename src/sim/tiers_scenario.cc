@@ -312,6 +312,7 @@ class TiersWorld {
     }
     while (int(batches_.size()) > depth_) Retire();
     for (auto& s : running_) {
+      if (s->kv.prefetch_put_off) cache_->Prefetch(&s->kv, s->ns, s->tokens, clock_.Now());
       if (!s->begun && (!random_.Chance(0.6) || !TryBegin(s.get()))) continue;
       auto upto = int64_t(s->tokens.size());
       if (s->planned >= upto) {  // decode
@@ -451,7 +452,8 @@ class TiersWorld {
 
   bool Busy() const {
     const CacheStats s = cache_->Stats();
-    return s.pending_backups + s.pending_loads + s.pending_prefetches + s.pending_stores + s.deferred_pages >
+    return s.pending_backups + s.pending_loads + s.pending_prefetches + s.awaited_host_pages +
+               s.pending_stores + s.deferred_pages >
            0;
   }
 
@@ -538,9 +540,11 @@ class TiersWorld {
          {std::pair("evicted_pages_device", s.evicted_pages_device),
           std::pair("evicted_pages_host", s.evicted_pages_host), std::pair("backup_pages", s.backup_pages),
           std::pair("load_pages", s.load_pages), std::pair("prefetch_pages", s.prefetch_pages),
-          std::pair("prefetch_timeouts", s.prefetch_timeouts), std::pair("storage_errors", s.storage_errors),
-          std::pair("failed_loads", s.failed_loads), std::pair("failed_backups", s.failed_backups),
-          std::pair("dropped_unwritten", s.dropped_unwritten)})
+          std::pair("prefetch_timeouts", s.prefetch_timeouts),
+          std::pair("prefetches_put_off", s.prefetches_put_off),
+          std::pair("prefetches_repeated", s.prefetches_repeated),
+          std::pair("storage_errors", s.storage_errors), std::pair("failed_loads", s.failed_loads),
+          std::pair("failed_backups", s.failed_backups), std::pair("dropped_unwritten", s.dropped_unwritten)})
       journal_.Cover(name, n);
     if (storage_ == nullptr) return;
     const StorageStats t = storage_->Stats();

@@ -70,24 +70,29 @@ class Prefixes(unittest.TestCase):
         base = prompt(700)
         asked = [base[:n] for n in (1, 63, 64, 65, 127, 128, 255, 256, 257, 699, 700)]
         asked += [base + [11], base[:-1] + [base[-1] + 1]]
-        with Server([SLUICE, "serve", *SMALL, "--disable-radix-cache"]) as plain, Server([SLUICE, "serve", *SMALL]) as server:
+        other = prompt(2000, salt=5)
+        with Server([SLUICE, "serve", *SMALL, "--disable-radix-cache"]) as plain:
             want = [ask(plain, ids)[0] for ids in asked]
-            ask(server, base)
-            for ids, right in zip(asked, want):
-                for _ in range(2):
-                    said, cached = ask(server, ids)
-                    self.assertEqual(said, right, f"{len(ids)} tokens")
-                    self.assertEqual(cached["device"], min((len(ids) - 1) // 64, 10) * 64, f"{len(ids)} tokens")
-            # A client that leaves during the second chunk: only what was computed may be a hit.
-            other = prompt(2000, salt=5)
-            body = json.dumps({"input_ids": other, "stream": True, "sampling_params": {"temperature": 0}}).encode()
-            with server.connect() as s:
-                s.sendall(request_bytes("POST", "/generate", body))
-                time.sleep(0.05)
-            server.wait_idle()
-            said, cached = ask(server, other)
-            self.assertEqual(said, ask(plain, other)[0])
-            self.assertEqual(cached["device"] % 64, 0)
+            want_other = ask(plain, other)[0]
+        for more in ([], ["--speculative-algorithm", "NEXTN"]):
+            with Server([SLUICE, "serve", *SMALL, *more]) as server:
+                ask(server, base)
+                for ids, right in zip(asked, want):
+                    for _ in range(2):
+                        said, cached = ask(server, ids)
+                        self.assertEqual(said, right, f"{len(ids)} tokens {more}")
+                        self.assertEqual(cached["device"], min((len(ids) - 1) // 64, 10) * 64, f"{len(ids)} tokens {more}")
+                # A client that leaves in the middle of the chunks: only what was computed may be a hit.
+                body = json.dumps({"input_ids": other, "stream": True, "sampling_params": {"temperature": 0}}).encode()
+                steps = metric(server, "engine_steps_total")
+                with server.connect() as s:
+                    s.sendall(request_bytes("POST", "/generate", body))
+                    while metric(server, "engine_steps_total") < steps + 1:
+                        time.sleep(0.002)
+                server.wait_idle()
+                said, cached = ask(server, other)
+                self.assertEqual(said, want_other, more)
+                self.assertEqual(cached["device"] % 64, 0)
 
 
 class Salts(unittest.TestCase):
@@ -97,7 +102,9 @@ class Salts(unittest.TestCase):
             hits = [ask(server, ids, cache_salt=s)[1]["device"] for s in ("a", "a", "b")]
             hits += [ask(server, ids)[1]["device"], ask(server, ids)[1]["device"], ask(server, ids, cache_salt="b")[1]["device"]]
             self.assertEqual(hits, [0, 19 * 64, 0, 0, 19 * 64, 19 * 64])
-            for bad in (5, ["a"], "x" * 10_000):
+            computed = [metric(server, "engine_prompt_tokens_total"), metric(server, "cache_hit_rate")]
+            self.assertAlmostEqual(computed[0] * computed[1], sum(hits), delta=1)  # nothing but what usage tells was spared
+            for bad in (5, ["a"], "", "x" * 10_000):
                 status, answer = server.post("/generate", {"input_ids": ids, "cache_salt": bad})
                 self.assertEqual(status, 400, bad)
                 self.assertIn("cache_salt", answer["error"]["message"])
@@ -215,6 +222,37 @@ class Storage(Folder):
             self.assertEqual(server.call("POST", "/flush_cache", headers=admin)[0], 200)
             again, cached = ask(server, ids)
             self.assertEqual((again, sum(cached.values())), (said, 0))
+
+
+class Redis(Folder):
+    def test_another_server_hits_what_lies_in_redis(self):
+        address = f"{self.folder}/redis.sock"
+        redis = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", address, "--save", "", "--appendonly", "no", "--dir",
+                                  self.folder], stdout=subprocess.DEVNULL)
+        self.addCleanup(redis.wait)
+        self.addCleanup(redis.kill)
+        until = time.monotonic() + 20
+        while not os.path.exists(address) and time.monotonic() < until:
+            time.sleep(0.02)
+        flags = [*SMALL, "--enable-hierarchical-cache", "--hicache-storage-prefetch-policy", "wait_complete",
+                 "--hicache-storage-backend", "redis", "--hicache-storage-backend-extra-config", json.dumps({"unix_socket": address})]
+        ids = prompt(700, salt=9)
+        with Server([SLUICE, "serve", *flags]) as first:
+            said = ask(first, ids)[0]
+            until = time.monotonic() + 20
+            while not 0 < metric(first, "hicache_backup_bytes_total") == metric(first, "storage_write_bytes_total"):
+                self.assertLess(time.monotonic(), until)
+                time.sleep(0.02)
+            first.process.kill()
+        with Server([SLUICE, "serve", *flags, "--hicache-mem-layout", "page_first_direct"]) as second:
+            again, cached = ask(second, ids)
+            self.assertEqual((again, cached["storage"]), (said, 640))
+            second.wait_idle()
+            redis.kill()
+            redis.wait()
+            other = prompt(700, salt=10)  # storage that is gone costs misses only
+            self.assertEqual(sum(ask(second, other)[1].values()), 0)
+            self.assertTrue(second.alive())
 
 
 class Checks(Folder):

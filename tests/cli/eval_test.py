@@ -67,6 +67,27 @@ class EvalTest(unittest.TestCase):
                 by_turn.setdefault((line["id"], line["turn"]), set()).add((line["text"], line["logits_hash"]))
             self.assertTrue(all(len(answers) == 1 for answers in by_turn.values()))
 
+    def test_another_process_says_the_same_from_what_is_stored(self):
+        flags = ["bundled", "--dataset", SESSIONS, "--limit", "2", "--enable-hierarchical-cache", "--hicache-storage-backend", "file",
+                 "--hicache-storage-backend-extra-config", json.dumps({"directory": self.path("kv")}),
+                 "--hicache-storage-prefetch-policy", "wait_complete", "--kv-cache-dtype", "fp8_e4m3"]
+        code, _, err = run(*flags, "--passes", "cold,l3", "--outputs", self.path("o.jsonl"), "--hicache-write-policy", "write_back")
+        self.assertEqual(code, 0, err)
+        more = ["--passes", "l3", "--filled", "--hicache-mem-layout", "layer_page_first", "--json", self.path("r.json")]
+        code, _, err = run(*flags, *more, "--compare-with", self.path("o.jsonl"))
+        self.assertEqual(code, 0, err)
+        [l3] = load(self.path("r.json"))["passes"]
+        self.assertEqual((l3["identical_to_cold"], l3["logits_identical_to_cold"]), (1.0, 1.0))
+        self.assertGreater(l3["cached_by_tier"]["l3"], 300)
+        with open(self.path("o.jsonl")) as f:
+            lines = [json.loads(line) for line in f]
+        lines[0]["logits_hash"] = "0" * 16
+        with open(self.path("o.jsonl"), "w") as f:
+            f.writelines(json.dumps(line) + "\n" for line in lines)
+        code, _, err = run(*flags, *more, "--compare-with", self.path("o.jsonl"))
+        self.assertEqual(code, 0, err)
+        self.assertLess(load(self.path("r.json"))["passes"][0]["logits_identical_to_cold"], 1)
+
     def test_passes_are_judged_against_expected_accuracies(self):
         expected = os.path.join(DATA, "eval", "expected.json")
         files = ("--dataset", SESSIONS, "--dataset", os.path.join(DATA, "eval", "ledger_qa_long.jsonl.gz"))

@@ -93,6 +93,34 @@ def evaluate(cluster, one, turns):
     return len(answers[0]), len(different)
 
 
+def test_cached_tokens_are_those_of_prefill(cluster):
+    """The number in usage is the prefill's, whatever decode has: whole pages, zero said as zero, the same in a stream."""
+    ids = [(i * 7) % 1000 + 3 for i in range(200)]
+
+    def ask(prompt, stream=False):
+        body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+        if not stream:
+            usage = call(cluster.url, "/v1/completions", body)[1]["usage"]
+        else:
+            text = call(cluster.url, "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})[1]
+            records = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
+            [usage] = [r["usage"] for r in records if r.get("usage")]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    cluster.flush()
+    got = [ask(ids), ask(ids), ask(ids, stream=True), ask(ids[:100] + [5] * 100)]
+    for p in cluster.decodes:
+        call(p.url, "/flush_cache")
+    got.append(ask(ids))
+    for p in cluster.prefills:
+        call(p.url, "/flush_cache")
+    got.append(ask(ids))
+    if got == [0, 192, 192, 64, 192, 0]:
+        return 0
+    print(f"cached tokens through the router: {got}")
+    return 1
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", action="store_true")
@@ -141,6 +169,8 @@ def main():
             turns, different = evaluate(cluster, one, options.eval)
             print(f"{name}: eval of {turns} answers, {different} different", flush=True)
             wrong += different
+        if len(cluster.prefills) == 1:
+            wrong += test_cached_tokens_are_those_of_prefill(cluster)
         cluster.stop()
         one.stop()
     return 1 if wrong else 0
