@@ -32,7 +32,7 @@ class Nodes final : public PeerBench {
       if (shuffled)
         for (size_t i = list->size(); i > 1; --i) std::swap((*list)[i - 1], (*list)[random.Below(i)]);
     }
-    ASSIGN_OR_RETURN(from_, DevicePool::MakeShared(layout, 1, pages + 1));
+    ASSIGN_OR_RETURN(from_, DevicePool::Make(layout, 1, pages + 1));  // as a prefill instance does
     ASSIGN_OR_RETURN(to_, DevicePool::MakeShared(layout, 1, pages + 1));
     for (const DevicePool* pool : {from_.get(), to_.get()})
       for (int64_t p = 1; p <= pages; ++p)

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iostream>
 #include <thread>
+#include <utility>
 
 #include "base/random.h"
 #include "bench_ttft.h"
@@ -27,13 +28,18 @@ using Json = nlohmann::ordered_json;
 const CommandSyntax kSyntax = {
     .usage = "sluice bench model [MODEL] [--load-format dummy] [options]",
     .summary = "Prefill and decode tokens/s of the model alone, beside what the machine can do.",
-    .options = {{"--prefill", "LENGTHS", "prompt lengths, comma separated (512,2048)"},
-                {"--decode-batch", "SIZES", "decode batch sizes, comma separated (1,8,32)"},
-                {"--decode-context", "LENGTHS", "tokens before the decoded one, comma separated (512)"},
-                {"--ttft", "LENGTHS",
-                 "only the time to the first token, cold and cached, of prompts of these lengths"},
-                {"--rounds", "N", "rounds of each row (5)"},
-                {"--json", "FILE", "write one JSON document; - is stdout"}},
+    .options =
+        {{"--prefill", "LENGTHS", "prompt lengths, comma separated (512,2048)"},
+         {"--decode-batch", "SIZES", "decode batch sizes, comma separated (1,8,32)"},
+         {"--decode-context", "LENGTHS", "tokens before the decoded one, comma separated (512)"},
+         {"--cached", "LENGTHS",
+          "cached tokens before --extend new ones, comma separated; each row with selected and with full "
+          "dequantisation (none)"},
+         {"--extend", "N", "new tokens after --cached ones (512)"},
+         {"--ttft", "LENGTHS",
+          "only the time to the first token, cold and cached, of prompts of these lengths"},
+         {"--rounds", "N", "rounds of each row (5)"},
+         {"--json", "FILE", "write one JSON document; - is stdout"}},
     .engine_flags = true,
     .max_positional = 1,
 };
@@ -58,11 +64,19 @@ double Median(std::vector<double> v) {
   return v.empty() ? 0 : v[v.size() / 2];
 }
 
+// Which fp8 rows become bf16: those that attention selects, all of the context, or what the backend finds
+// faster.
+enum class Dequant { kSelected, kAll, kFaster };
+
 struct Row {
   std::string phase;
   int64_t batch = 1, context = 0;
   std::vector<double> seconds, ratio, minimal_ratio, reference;
+  int64_t new_rows = 0;  // of each sequence, in a decode or extend row
+  Dequant dequant = Dequant::kFaster;
   double work = 0;  // FLOP of a prefill, bytes of a decode step
+  std::vector<double>
+      device_share;  // of a step's time that the device was at work; empty where it is the processor
   StepTimer timer;
 };
 
@@ -89,7 +103,8 @@ class BatchBench {
   }
 
   // Sequences [0, batch) each compute `rows` tokens from position `start`; logits of each last row.
-  Status Step(int64_t batch, int64_t start, int64_t rows, StepTimer* timer) {
+  Status Step(int64_t batch, int64_t start, int64_t rows, StepTimer* timer,
+              Dequant dequant = Dequant::kFaster) {
     if (timer != nullptr && buffers_->on_device() && !timer->settle)
       timer->settle = [this] { queue_->Synchronize(); };
     ForwardBatch f;
@@ -112,10 +127,65 @@ class BatchBench {
     ASSIGN_OR_RETURN(const ModelBatch m, tables_.Build(f, f.tokens, loaded_.config.vocab_size));
     ForwardOptions options;
     options.timer = timer;
+    options.dequant_only_topk = dequant != Dequant::kAll;
+    options.dequant_freely = dequant == Dequant::kFaster;
+    queue_->Mark(false);
     RETURN_IF_ERROR(loaded_.model->Forward(*queue_, m, *pool_, *buffers_, options));
     loaded_.model->Logits(*queue_, wanted, *buffers_, timer);
+    queue_->Mark(true);
     queue_->Synchronize();
+    device_seconds_ += queue_->MarkedSeconds();
     return queue_->status();
+  }
+
+  bool on_device() const { return buffers_->on_device(); }
+  // Seconds between the first and the last work of the steps since the last call; 0 on the processor.
+  double TakeDeviceSeconds() { return std::exchange(device_seconds_, 0.0); }
+
+  // What a device with memory of its own does in the same process: bytes read and written a second of a copy
+  // inside it, and FLOP/s of this backend's own product of 8192 x 8192 x 8192 (e4m3 where it has one).
+  StatusOr<double> DeviceCopyRate() {
+    constexpr int64_t kBytes = int64_t(1) << 30;
+    DeviceMemory& memory = *loaded_.backend->memory();
+    ASSIGN_OR_RETURN(const auto from, memory.Allocate(kBytes, "copy rate"));
+    ASSIGN_OR_RETURN(const auto to, memory.Allocate(kBytes, "copy rate"));
+    memory.Fill(from.get(), 3, kBytes);
+    memory.Copy(to.get(), from.get(), kBytes);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 8; ++i) memory.Copy(to.get(), from.get(), kBytes);
+    return 16.0 * double(kBytes) /
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  StatusOr<double> DeviceGemmRate() {
+    constexpr int64_t kN = 8192;
+    DeviceMemory& memory = *loaded_.backend->memory();
+    std::vector<uint8_t> w(size_t(kN * kN));
+    for (uint8_t& b : w) b = uint8_t(random_.Below(256)) & 0xbf;  // no NaN, no large values
+    std::vector<float> scale(size_t(kN / 128 * (kN / 128)), 0.01f);
+    const ops::WeightView view{DType::kF8E4M3, kN, kN, w.data(), scale.data(), 128, 128};
+    ASSIGN_OR_RETURN(const auto packed, loaded_.backend->Pack({&view, 1}));
+    ASSIGN_OR_RETURN(const auto x, memory.Allocate(kN * kN * 4, "product rate"));
+    ASSIGN_OR_RETURN(const auto y, memory.Allocate(kN * kN * 4, "product rate"));
+    std::vector<uint16_t> values(size_t(kN * kN));
+    for (uint16_t& v : values) v = F32ToBF16(float(random_.Below(2001)) * 1e-3f - 1.0f);
+    memory.Copy(x.get(), values.data(), kN * kN * 2);
+    ops::LinearArgs a;
+    a.weight = packed.get();
+    a.rows = kN;
+    a.x = x.get();
+    a.y = y.get();
+    a.mode = ops::OutMode::kAct;
+    std::vector<double> seconds;
+    for (int i = 0; i < 8; ++i) {
+      queue_->Mark(false);
+      loaded_.backend->Apply(*queue_, a);
+      queue_->Mark(true);
+      queue_->Synchronize();
+      seconds.push_back(queue_->MarkedSeconds());
+    }
+    std::sort(seconds.begin(), seconds.end());
+    RETURN_IF_ERROR(queue_->status());
+    return 2.0 * double(kN) * double(kN) * double(kN) / seconds[4];
   }
 
   // Gives every sequence `length` real rows: one is computed, the others get copies.
@@ -138,6 +208,7 @@ class BatchBench {
   const LoadedModel& loaded_;
   BatchTables tables_;
   SeededStream random_{1};
+  double device_seconds_ = 0;
   int64_t pages_per_seq_ = 0;
   std::unique_ptr<DevicePool> pool_;
   std::unique_ptr<ModelBuffers> buffers_;
@@ -201,6 +272,11 @@ StatusOr<int> Run(CommandLine& line) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> prefill, IntList(line, "--prefill", "512,2048"));
   ASSIGN_OR_RETURN(const std::vector<int64_t> batches, IntList(line, "--decode-batch", "1,8,32"));
   ASSIGN_OR_RETURN(const std::vector<int64_t> contexts, IntList(line, "--decode-context", "512"));
+  std::vector<int64_t> cached;
+  if (line.Has("--cached")) {
+    ASSIGN_OR_RETURN(cached, IntList(line, "--cached", ""));
+  }
+  ASSIGN_OR_RETURN(const int64_t extend, line.Int("--extend", 512, 1, 1 << 20));
   ASSIGN_OR_RETURN(const int64_t rounds, line.Int("--rounds", 5, 1, 1000));
   ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> loaded, LoadModel(server));
   ASSIGN_OR_RETURN(const KvLayoutOptions kv, KvOptionsFor(server, *loaded));
@@ -212,6 +288,10 @@ StatusOr<int> Run(CommandLine& line) {
   for (int64_t b : batches) max_batch = std::max(max_batch, b);
   for (int64_t c : contexts) max_context = std::max(max_context, c);
   for (int64_t n : prefill) max_context = std::max(max_context, n);
+  for (int64_t n : cached) {
+    max_context = std::max(max_context, n + extend);
+    max_rows = std::max(max_rows, extend);
+  }
   for (int64_t n : prefill) max_rows = std::max(max_rows, std::min(n, chunk_limit));
   max_rows = std::max({max_rows, max_batch, std::min<int64_t>(512, max_context)});
   if (max_context >= loaded->context_length) {
@@ -219,6 +299,11 @@ StatusOr<int> Run(CommandLine& line) {
   }
   ASSIGN_OR_RETURN(const auto bench, BatchBench::Make(*loaded, kv, max_rows, max_batch, max_context));
   const ModelCost cost(loaded->config, *loaded->model, kv);
+  double copy_rate = 0, product_rate = 0;
+  if (bench->on_device()) {
+    ASSIGN_OR_RETURN(copy_rate, bench->DeviceCopyRate());
+    ASSIGN_OR_RETURN(product_rate, bench->DeviceGemmRate());
+  }
 
   std::vector<Row> rows;
   for (int64_t n : prefill) {
@@ -234,33 +319,62 @@ StatusOr<int> Run(CommandLine& line) {
       r.phase = "decode";
       r.batch = b;
       r.context = c;
+      r.new_rows = 1;
       r.work = cost.DecodeBytes(b, c + 1);
+      rows.push_back(r);
+    }
+  }
+  for (int64_t c : cached) {
+    for (const Dequant dequant : {Dequant::kSelected, Dequant::kAll}) {
+      Row r;
+      r.phase = dequant == Dequant::kSelected ? "extend" : "extend, full";
+      r.context = c;
+      r.new_rows = extend;
+      r.dequant = dequant;
+      r.work = cost.PrefillFlops(c + extend) - cost.PrefillFlops(c);
       rows.push_back(r);
     }
   }
   for (int64_t round = 0; round <= rounds; ++round) {  // round 0 warms up
     for (Row& r : rows) {
-      StepTimer* timer = round == rounds ? &r.timer : nullptr;  // the zones come from the last round
-      const bool is_prefill = r.phase == "prefill";
-      const double before =
-          is_prefill ? LargeGemmRate(act, loaded->threads) : MemoryReadRate(loaded->threads);
-      std::this_thread::sleep_for(
-          std::chrono::milliseconds(20));  // let the other library's threads go to sleep
-      StatusOr<double> seconds = 0.0;
-      if (is_prefill) {
-        seconds = Sample([&]() -> Status {
-          for (int64_t at = 0; at < r.context; at += max_rows) {
-            RETURN_IF_ERROR(bench->Step(1, at, std::min(max_rows, r.context - at), timer));
-          }
-          return OkStatus();
-        });
-      } else {
-        RETURN_IF_ERROR(bench->Fill(r.batch, r.context, std::min<int64_t>(max_rows, 512)));
-        seconds = Sample([&] { return bench->Step(r.batch, r.context, 1, timer); });
-      }
+      // The zones come from the last round: on the processor from its timed steps, on a device from one step
+      // more, since there every zone's end is waited for.
+      StepTimer* timer = round == rounds && !bench->on_device() ? &r.timer : nullptr;
+      const bool decode = r.phase == "decode", is_prefill = r.phase == "prefill";
+      const auto rate = [&] {
+        if (bench->on_device()) return decode ? copy_rate : product_rate;
+        return decode ? MemoryReadRate(loaded->threads) : LargeGemmRate(act, loaded->threads);
+      };
+      const double before = rate();
+      if (!bench->on_device())  // let the other library's threads go to sleep
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      const auto step = [&](StepTimer* zones) -> Status {
+        if (!is_prefill) return bench->Step(r.batch, r.context, r.new_rows, zones, r.dequant);
+        for (int64_t at = 0; at < r.context; at += max_rows)
+          RETURN_IF_ERROR(bench->Step(1, at, std::min(max_rows, r.context - at), zones));
+        return OkStatus();
+      };
+      if (!is_prefill && (round == 0 || !bench->on_device()))
+        RETURN_IF_ERROR(bench->Fill(r.batch, r.context,
+                                    bench->on_device() ? max_rows : std::min<int64_t>(max_rows, 512)));
+      RETURN_IF_ERROR(bench->on_device() ? step(nullptr) : OkStatus());
+      bench->TakeDeviceSeconds();
+      double wall = 0;
+      const StatusOr<double> seconds = Sample([&]() -> Status {
+        const auto start = std::chrono::steady_clock::now();
+        const Status status = step(timer);
+        wall += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        return status;
+      });
       RETURN_IF_ERROR(seconds.status());
-      const double after = is_prefill ? LargeGemmRate(act, loaded->threads) : MemoryReadRate(loaded->threads);
+      const double device = bench->TakeDeviceSeconds();
+      const double after = rate();
       if (round == 0) continue;
+      if (bench->on_device()) {
+        r.device_share.push_back(device / wall);
+        if (round == rounds) RETURN_IF_ERROR(step(&r.timer));
+        bench->TakeDeviceSeconds();
+      }
       const double reference = (before + after) / 2;
       r.seconds.push_back(*seconds);
       r.reference.push_back(reference);
@@ -277,11 +391,12 @@ StatusOr<int> Run(CommandLine& line) {
   doc["threads"] = loaded->threads;
   doc["rows"] = Json::array();
   std::string table =
-      fmt::format("{:<8} {:>6} {:>8} {:>11} {:>9} {:>11} {:>14} {:>14} {:>7}\n", "phase", "batch", "context",
+      fmt::format("{:<12} {:>6} {:>8} {:>11} {:>9} {:>11} {:>16} {:>16} {:>7}\n", "phase", "batch", "context",
                   "tokens/s", "ms", "gemm share", "rate", "machine", "ratio");
   for (const Row& r : rows) {
-    const bool is_prefill = r.phase == "prefill";
-    const double s = Median(r.seconds), tokens = is_prefill ? double(r.context) : double(r.batch);
+    const bool is_prefill = r.phase == "prefill", decode = r.phase == "decode";
+    const double s = Median(r.seconds),
+                 tokens = is_prefill ? double(r.context) : double(r.batch * r.new_rows);
     Json zones = Json::object();
     for (size_t z = 0; z < size_t(Zone::kCount); ++z) {
       zones[std::string(Name(Zone(z)))] =
@@ -290,22 +405,27 @@ StatusOr<int> Run(CommandLine& line) {
     Json row = {{"phase", r.phase},           {"batch", r.batch}, {"context", r.context},
                 {"tokens_per_s", tokens / s}, {"ms", s * 1e3},    {"gemm_share", r.timer.compute_share()},
                 {"ratio", Median(r.ratio)}};
-    if (is_prefill) {
+    if (r.new_rows > 0) row["new_tokens"] = r.batch * r.new_rows;
+    if (!r.device_share.empty()) row["host_gap"] = 1 - Median(r.device_share);
+    if (!decode) {
       row["gflop_s"] = r.work / s / 1e9;
-      row["onednn_gflop_s"] = Median(r.reference) / 1e9;
-      row["ratio_expanded_attention"] =
-          Median(r.minimal_ratio);  // attention counted as if it were not absorbed
+      row[bench->on_device() ? "own_product_gflop_s" : "onednn_gflop_s"] = Median(r.reference) / 1e9;
+      if (is_prefill)
+        row["ratio_expanded_attention"] =
+            Median(r.minimal_ratio);  // attention counted as if it were not absorbed
     } else {
       row["gb_s"] = r.work / s / 1e9;
       row["read_gb_s"] = Median(r.reference) / 1e9;
     }
     row["zones"] = zones;
+    row["zones_ms"] = double(r.timer.total_ns()) / 1e6;
     doc["rows"].push_back(row);
-    const std::string unit = is_prefill ? "GFLOP/s" : "GB/s";
-    table +=
-        fmt::format("{:<8} {:>6} {:>8} {:>11.1f} {:>9.2f} {:>11.3f} {:>6.1f} {:>7} {:>6.1f} {:>7} {:>7.3f}\n",
-                    r.phase, r.batch, r.context, tokens / s, s * 1e3, r.timer.compute_share(),
-                    r.work / s / 1e9, unit, Median(r.reference) / 1e9, unit, Median(r.ratio));
+    const std::string unit = decode ? "GB/s" : "GFLOP/s";
+    table += fmt::format(
+        "{:<12} {:>6} {:>8} {:>11.1f} {:>9.2f} {:>11.3f} {:>8.1f} {:>7} {:>8.1f} {:>7} {:>7.3f}{}\n", r.phase,
+        r.batch, r.context, tokens / s, s * 1e3, r.timer.compute_share(), r.work / s / 1e9, unit,
+        Median(r.reference) / 1e9, unit, Median(r.ratio),
+        r.device_share.empty() ? "" : fmt::format("  host gap {:.2f}%", 100 * (1 - Median(r.device_share))));
   }
   const std::string path = line.Text("--json");
   if (path.empty()) {

@@ -79,7 +79,8 @@ StatusOr<RouterOptions> OptionsFrom(const CommandLine& line) {
   if (!(o.request_timeout_s > 0))
     return Invalid("--request-timeout {} is not above 0", line.Text("--request-timeout"));
   ASSIGN_OR_RETURN(o.http.write_stall_s, line.Real("--write-stall", o.http.write_stall_s));
-  if (!(o.http.write_stall_s > 0)) return Invalid("--write-stall {} is not above 0", line.Text("--write-stall"));
+  if (!(o.http.write_stall_s > 0))
+    return Invalid("--write-stall {} is not above 0", line.Text("--write-stall"));
   ASSIGN_OR_RETURN(const int64_t retries, line.Int("--retries", 1, 0, 16));
   o.retries = int(retries);
   ASSIGN_OR_RETURN(o.http.max_connections, line.Int("--max-connections", 8192, 1, 1 << 20));
@@ -118,6 +119,10 @@ Status RunUntilSignal(const CommandLine& line) {
       spdlog::warn("signal again: leaving at once");
       _exit(128 + signal);
     }
+  }
+  if (router->running() > 0) {
+    spdlog::warn("{} requests are ended: their time is over", router->running());
+    router->EndAll("the router is shutting down and the time for running requests is over");
   }
   router->Stop(0);
   spdlog::info("bye");

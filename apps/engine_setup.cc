@@ -96,7 +96,8 @@ disagg::NodeOptions NodeOptionsFor(const ServerConfig& config, const LoadedModel
   o.max_tokens = uint64_t(model.context_length);
   o.rooms.bootstrap_timeout = nanos(config.disaggregation_bootstrap_timeout_s);
   o.rooms.waiting_timeout = nanos(config.disaggregation_waiting_timeout_s);
-  o.rooms.tombstone = 4 * (o.rooms.bootstrap_timeout + o.rooms.waiting_timeout);
+  o.rooms.sending_timeout = 4 * o.rooms.waiting_timeout;
+  o.rooms.tombstone = 4 * (o.rooms.bootstrap_timeout + o.rooms.waiting_timeout) + 2 * o.rooms.sending_timeout;
   o.rooms.layer_group = int32_t(config.disaggregation_layer_group);
   o.rooms.per_layer = config.disaggregation_per_layer_transfer;
   o.rooms.max_rooms = size_t(config.max_queued_requests + 2 * config.max_running_requests);

@@ -24,7 +24,9 @@ StatusOr<DType> CacheDType(std::string_view flag, std::string_view value, DType 
 
 #ifdef SLUICE_HAS_CUDA
 StatusOr<std::unique_ptr<ops::Backend>> CudaBackend(const ServerConfig& config, DType act) {
-  return cuda::MakeCudaBackend({.act = act, .deterministic = config.deterministic_inference});
+  return cuda::MakeCudaBackend({.act = act,
+                                .deterministic = config.deterministic_inference,
+                                .graph_rows = config.disable_cuda_graph ? 0 : config.cuda_graph_max_bs});
 }
 #else
 StatusOr<std::unique_ptr<ops::Backend>> CudaBackend(const ServerConfig&, DType) {

@@ -160,6 +160,19 @@ TEST(KvRecord, TokensAndTextOfClientsStayOut) {
   EXPECT_LT(r.lines[0].size(), 256u);
 }
 
+TEST(KvRecord, TransfersNameTheChunkWhatARankKeepsAndWhereItGoes) {
+  Recorded r;
+  const std::vector<int32_t> kept = {4, 8}, destination = {31, 7};
+  r.recorder.SendChunk("room-5", 128, 300, 2, 4, 1, kept, destination);
+  r.recorder.Reserve("room-5", 2, destination);
+  ASSERT_EQ(r.lines.size(), 2u);
+  EXPECT_THAT(r.lines[0],
+              HasSubstr("kv room-5 send: tokens [128, 300) register pages [2, 4) of the prompt; rank 1 "
+                        "owns 2 pages 4..8 #"));
+  EXPECT_THAT(r.lines[0], HasSubstr("to 2 pages 31..7 #"));
+  EXPECT_THAT(r.lines[1], HasSubstr("reserve: from page 2 of the prompt on: 2 pages 31..7 #"));
+}
+
 TEST(KvRecord, LoadKeepsWithinTheBoundAndSaysWhatIsMissing) {
   Recorded r({.burst = 50, .per_second = 10});
   std::vector<int32_t> pages(10000);

@@ -170,7 +170,10 @@ TEST(Flags, ChoicesHaveSynonymsAndNoneIsEmpty) {
 TEST(Flags, ListsTakeWordsUpToTheNextFlag) {
   const ServerConfig config = Config("--cuda-graph-bs 1 2 4 8 --port 9");
   EXPECT_EQ(config.port, 9);
-  EXPECT_THAT(config.notices, ElementsAre("--cuda-graph-bs has no effect here: no GPU is used"));
+  EXPECT_THAT(
+      config.notices,
+      ElementsAre(
+          "--cuda-graph-bs has no effect here: each size is recorded when it comes for the second time"));
 }
 
 TEST(Flags, BadValuesNameFlagValueAndLimit) {

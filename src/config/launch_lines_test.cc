@@ -80,8 +80,8 @@ const LaunchLine kLines[] = {
      "--attn-cp-size 4 --nsa-prefill-cp-mode round-robin-split --max-running-requests 32 --moe-a2a-backend "
      "deepep "
      "--cuda-graph-max-bs 32",
-     nullptr, "--model --tp --ep --attn-cp-size --max-running-requests",
-     "--enable-nsa-prefill-context-parallel --nsa-prefill-cp-mode --moe-a2a-backend --cuda-graph-max-bs",
+     nullptr, "--model --tp --ep --attn-cp-size --max-running-requests --cuda-graph-max-bs",
+     "--enable-nsa-prefill-context-parallel --nsa-prefill-cp-mode --moe-a2a-backend",
      "--dp --enable-dp-attention"},
     {"DeepSeek-V3.2, disaggregated decode",
      "--model-path deepseek-ai/DeepSeek-V3.2-Exp --disaggregation-mode decode --host 10.0.0.2 --port 30000 "

@@ -25,6 +25,8 @@ struct ServerConfig {
   std::string index_cache_dtype = "auto";
   int64_t random_seed = 0;
   std::string device = "cpu";
+  int64_t cuda_graph_max_bs = 128;  // rows of the largest step that is recorded and replayed; 0: none
+  bool disable_cuda_graph = false;
   bool deterministic_inference = false;  // CUDA: no kernel chooses its work split by the batch
   std::string cpu_isa = "auto";          // auto, avx2, avx512, avx512_bf16
   int64_t threads = 0;                   // compute threads in all; 0: cores of the cgroup

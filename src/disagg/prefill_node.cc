@@ -286,7 +286,7 @@ void PrefillNode::Perform(Nanos now) {
         Emit({RoomEvent::Kind::kEnded, ended->room, ended->status, {}});
       } else if (auto* fence = std::get_if<FencePeer>(&action)) {
         Lost(fence->peer, DeadlineExceeded("no write to it has ended for {} s",
-                                           2 * options_.rooms.waiting_timeout / 1'000'000'000));
+                                           2 * options_.rooms.sending_timeout / 1'000'000'000));
       } else if (auto* chunk = std::get_if<ChunkRegistered>(&action)) {
         for (size_t lane = 0; lane < chunk->moves.size(); ++lane) {
           NodeOptions::Record record{chunk->room, &chunk->chunk, chunk->pages, int32_t(lane), {}, {}};

@@ -58,6 +58,7 @@ void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
                "copies without a host tier");
   if (copies_ != nullptr) copies_->Start(batch.loads, batch.backups);
   step_ = batch.step;
+  loading_ = !batch.loads.empty();
   result->status = Compute(batch, result);
   if (copies_ != nullptr) {
     copies_->Finish();

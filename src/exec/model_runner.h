@@ -68,12 +68,14 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved, StepResult* result);
   void WaitReadable(LogicalLayer layer) override;
   void LayerFinal(LogicalLayer layer) override;
+  bool Active() const override { return observer_ != nullptr || loading_; }
 
   const Model& model_;
   const std::unique_ptr<RankGroup> ranks_;
   const size_t max_logits_rows_;
   const DevicePool& device_;
   std::unique_ptr<CopyWorker> copies_;  // null without a host tier
+  bool loading_ = false;                // this step waits for pages layer by layer
   Sampler sampler_;
   RunVerifier verifier_{&sampler_};
   std::unique_ptr<Drafter> drafter_;  // null without speculation

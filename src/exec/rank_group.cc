@@ -38,6 +38,11 @@ bool RankGroup::Hooks::RunExperts(ops::Queue& queue, const ops::MoeArgs& args) {
   return true;
 }
 
+bool RankGroup::Hooks::Active() const {
+  const LayerHooks* hooks = group_.options_in_->hooks;
+  return group_.ranks() > 1 || group_.experts_ != nullptr || (hooks != nullptr && hooks->Active());
+}
+
 RankGroup::RankGroup(const Model& model, const DevicePool& pool, const RankGroupOptions& options)
     : model_(model),
       pool_(pool),

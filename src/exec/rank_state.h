@@ -17,6 +17,7 @@ class RankGroup::Hooks final : public LayerHooks {
   void LayerFinal(LogicalLayer layer) override;
   void IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) override;
   bool RunExperts(ops::Queue& queue, const ops::MoeArgs& args) override;
+  bool Active() const override;
 
  private:
   RankGroup& group_;

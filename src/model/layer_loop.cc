@@ -27,13 +27,42 @@ Status Model::Forward(ops::Queue& queue, const ModelBatch& batch, const DevicePo
     return Internal("forward of {} rows and context {} exceeds the planned {} and {}", batch.rows,
                     batch.max_context, buffers.limits().max_rows, buffers.limits().max_context);
   }
-  const ModelBatch placed = buffers.Place(queue, batch);
-  Pass pass{queue, placed, pool, buffers, options};
+  ModelBatch placed = buffers.Place(queue, batch);
   options.verify_failed_row = -1;
+  const bool alone = options.hooks == nullptr || !options.hooks->Active();
+  if (!buffers.on_device() || !alone || options.timer != nullptr || options.index_gap != nullptr)
+    return RunLayers(queue, placed, pool, buffers, options);
+  // The grids of a recorded pass hold for a range of contexts; the tables tell each row its own.
+  placed.max_context = ContextRange(batch.max_context, buffers.limits().max_context);
+  placed.seqs.max_context = placed.max_context + batch.seqs.slot_shift;
+  const ops::ReplayKey key = {
+      batch.rows, batch.seqs.seqs, placed.max_context, batch.seqs.slot_shift,
+      // The pages that may be dequantised as a whole; a decoding step has few rows.
+      options.dequant_only_topk && batch.rows == batch.seqs.seqs ? 0 : batch.seqs.num_pages,
+      int64_t(reinterpret_cast<intptr_t>(&pool)), int64_t(reinterpret_cast<intptr_t>(&buffers)), 0};
+  if (queue.Replay(key)) return OkStatus();
+  const bool recording = queue.Record(key, batch.rows);
+  const Status status = RunLayers(queue, placed, pool, buffers, options);
+  if (recording) queue.EndRecord();
+  return status;
+}
+
+// The next power of two, on the same side of the number of rows that attention keeps.
+int64_t Model::ContextRange(int64_t context, int64_t limit) const {
+  const int64_t topk = config_.sparse() ? config_.index.topk : 0;
+  if (context <= topk) return std::min(topk, limit);
+  int64_t range = 1024;
+  while (range < context) range *= 2;
+  return std::max(context, std::min(range, limit));
+}
+
+Status Model::RunLayers(ops::Queue& queue, const ModelBatch& placed, const DevicePool& pool,
+                        ModelBuffers& buffers, ForwardOptions& options) const {
+  Pass pass{queue, placed, pool, buffers, options};
   Embed(pass);
   for (const auto& layer : layers_) RETURN_IF_ERROR(RunLayer(pass, *layer));
   if (buffers.on_device())
-    backend_.FiniteRows(queue, buffers.x, batch.rows, config_.hidden, buffers.host_finite);
+    backend_.FiniteRows(queue, buffers.x, placed.rows, config_.hidden, buffers.host_finite);
   return OkStatus();
 }
 
@@ -303,6 +332,7 @@ void Model::AttendRows(Pass& pass, const Layer& l) const {
     a.selected_count = c.sparse() ? b.selected_count : nullptr;
     a.out = b.latent_out;
     a.dequant_only_topk = pass.options.dequant_only_topk;
+    a.dequant_freely = pass.options.dequant_freely;
     a.dequant_verify = pass.options.dequant_verify;
     a.verify_failed_row = &failed;
     backend_.Attention(pass.queue, a);

@@ -44,6 +44,9 @@ class LayerHooks {
   // test replaces them to compare arithmetic apart from discrete choices. In the backend's memory.
   virtual void ReviseSelection(LogicalLayer, int32_t* /*selected*/, int32_t* /*count*/) {}
   virtual void ReviseExperts(LogicalLayer, int32_t* /*expert*/, float* /*weight*/) {}
+  // Whether a call above does anything in this forward; false: it may run without them, as one recorded
+  // launch.
+  virtual bool Active() const { return true; }
   // Whether IndexSelected is worth a wait for a device with memory of its own; without, it is not called
   // there.
   virtual bool WantsSelection() const { return false; }
@@ -58,6 +61,7 @@ struct ForwardOptions {
   // DraftForward: for each row the row of the DraftForward before whose index selection it takes, ascending.
   const int32_t* carried_selection = nullptr;
   bool dequant_only_topk = true;
+  bool dequant_freely = true;  // see ops::AttentionArgs
   bool dequant_verify = false;
   int32_t verify_failed_row = -1;    // out, with dequant_verify
   LogicalLayer verify_failed_layer;  // out
@@ -127,6 +131,9 @@ class Model {
   Status PackLatentHeads(const std::string& name, Layer& layer);
   void Record(std::string_view kind, const ops::Linear& linear);
   Status RunLayer(Pass& pass, const Layer& layer) const;
+  Status RunLayers(ops::Queue& queue, const ModelBatch& placed, const DevicePool& pool, ModelBuffers& buffers,
+                   ForwardOptions& options) const;
+  int64_t ContextRange(int64_t context, int64_t limit) const;
   void Embed(Pass& pass) const;
   void NormRows(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& weight,
                 ModelBuffers& buffers, float* out_f32) const;

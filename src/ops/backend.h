@@ -16,6 +16,7 @@
 //  given.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -32,6 +33,8 @@
 
 namespace sluice::ops {
 
+using ReplayKey = std::array<int64_t, 8>;
+
 // A rank's execution queue (stream). CPU: a thread group that runs each op to its end before the call
 // returns.
 class Queue {
@@ -43,6 +46,15 @@ class Queue {
   // change once the call is back; the result of a Download is there after Synchronize.
   virtual void Upload(void* dst, const void* src, int64_t bytes) { std::memcpy(dst, src, size_t(bytes)); }
   virtual void Download(void* dst, const void* src, int64_t bytes) { std::memcpy(dst, src, size_t(bytes)); }
+  // One launch for many ops: Replay enqueues what was recorded under `key`, or returns false. Record(key,
+  // rows) says whether what is enqueued from here to EndRecord is recorded (and enqueued then). A key names
+  // all that the ops' arguments follow from. Queues that run inline record nothing.
+  virtual bool Replay(const ReplayKey& /*key*/) { return false; }
+  virtual bool Record(const ReplayKey& /*key*/, int64_t /*rows*/) { return false; }
+  virtual void EndRecord() {}
+  // Seconds that the device took between the two last marks; 0 where a queue runs inline.
+  virtual void Mark(bool /*end*/) {}
+  virtual double MarkedSeconds() { return 0; }
   // Status of the device so far: an error here has spoilt every later result of the queue.
   virtual Status status() const { return OkStatus(); }
 };
@@ -220,6 +232,8 @@ struct AttentionArgs {
   void* out = nullptr;  // [rows, heads, kv_lora] Act
   bool dequant_only_topk =
       true;  // false: the whole row set of each sequence is dequantised first (reference path)
+  bool dequant_freely =
+      false;  // with dequant_only_topk: whole pages all the same where that is faster and no bit differs
   bool dequant_verify = false;  // run both; verify_failed_row gets the first differing batch row, else -1
   int32_t* verify_failed_row = nullptr;  // [1]
 };

@@ -80,7 +80,11 @@ class Router::Dispatch : public std::enable_shared_from_this<Router::Dispatch> {
       : router_(router), request_(std::move(request)), key_(std::move(key)), exchange_(std::move(exchange)) {
     ++router_->running_;
   }
-  ~Dispatch() { --router_->running_; }
+  ~Dispatch() {
+    std::lock_guard lock(router_->dispatches_mutex_);
+    router_->dispatches_.erase(this);
+    --router_->running_;
+  }
 
   void Start() {
     exchange_->OnGone([weak = weak_from_this()](GoneReason) {
@@ -92,8 +96,17 @@ class Router::Dispatch : public std::enable_shared_from_this<Router::Dispatch> {
       ++self->router_->gone_;
       self->CancelLocked();
     });
+    {
+      std::lock_guard live_lock(router_->dispatches_mutex_);
+      router_->dispatches_[this] = weak_from_this();
+    }
     std::lock_guard lock(mutex_);
     TryLocked();
+  }
+
+  void GiveUp(const std::string& why) {
+    std::lock_guard lock(mutex_);
+    if (!over_) FailLocked(503, why);
   }
 
  private:
@@ -406,6 +419,16 @@ void Router::Stop(double grace_s) {
   if (live_) live_->Stop();
   if (http_) http_->Stop(2);
   client_.reset();
+}
+
+void Router::EndAll(const std::string& why) {
+  std::vector<std::shared_ptr<Dispatch>> live;
+  {
+    std::lock_guard lock(dispatches_mutex_);
+    for (const auto& [ignored, weak] : dispatches_)
+      if (auto dispatch = weak.lock()) live.push_back(std::move(dispatch));
+  }
+  for (const auto& dispatch : live) dispatch->GiveUp(why);
 }
 
 uint64_t Router::NewRoom() {

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -49,6 +50,8 @@ class Router final : public HttpHandler {
   // From now on new requests are refused with 503.
   void BeginDrain() { draining_ = true; }
   int64_t running() const { return running_; }
+  // Requests under way end with an error, streams with an error event; their clients learn why.
+  void EndAll(const std::string& why);
   void Stop(double grace_s);
 
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
@@ -83,6 +86,8 @@ class Router final : public HttpHandler {
   SeededStream random_;
   std::atomic<bool> draining_{false}, stop_{false};
   std::atomic<int64_t> running_{0}, finished_{0}, failed_{0}, refused_{0}, retried_{0}, gone_{0};
+  std::mutex dispatches_mutex_;
+  std::unordered_map<Dispatch*, std::weak_ptr<Dispatch>> dispatches_;
   std::unique_ptr<HttpClient> client_;
   std::unique_ptr<LiveRelay> live_;  // null: no page
   std::unique_ptr<HttpServer> http_;

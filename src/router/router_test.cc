@@ -2,7 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
+#include <thread>
+
+#include "fmt/format.h"
 
 namespace sluice::router {
 namespace {
@@ -71,6 +76,60 @@ TEST(Router, RefusesALineThatNamesNoWholePair) {
   EXPECT_NE(Message(Router::Start(o).status()).find("--decode"), std::string_view::npos);
   o.workers.push_back({WorkerSpec::Role::kWhole, "127.0.0.1:1", 0});
   EXPECT_FALSE(Router::Start(o).ok());
+}
+
+// Says that it is well, begins an answer and never ends it.
+class Endless final : public HttpHandler {
+ public:
+  std::optional<HttpResponse> CheckHead(const HttpRequest&) override { return std::nullopt; }
+  void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override {
+    if (request.path == "/health") return exchange->Respond({.body = "{}"});
+    const bool stream = request.body.find("\"stream\":true") != std::string::npos;
+    if (stream) {
+      exchange->StartStream({});
+      exchange->Write("data: {}\n\n");
+    }
+    std::lock_guard lock(mutex_);
+    held_.push_back(std::move(exchange));
+    ++asked;
+  }
+  HttpResponse ErrorResponse(HttpError, std::string_view) override { return {.status = 400}; }
+  std::atomic<int> asked{0};
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<HttpExchange>> held_;
+};
+
+TEST(Router, RequestsWhoseTimeIsOverLearnWhy) {
+  Endless endless;
+  auto worker = *HttpServer::Start({}, &endless);
+  RouterOptions o;
+  o.workers = {{WorkerSpec::Role::kWhole, fmt::format("127.0.0.1:{}", worker->port()), 0}};
+  o.health_interval_s = 0.05;
+  auto router = *Router::Start(o);
+  const auto client = HttpClient::Make();
+  HttpResponse answers[2];
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i)
+    threads.emplace_back([&, i] {
+      HttpCall call;
+      call.url = *HttpUrl::Parse(fmt::format("127.0.0.1:{}/generate", router->port()));
+      call.request.method = "POST";
+      call.request.path = "/generate";
+      call.request.headers.push_back({"content-type", "application/json"});
+      call.request.body = i == 0 ? R"({"text":"a"})" : R"({"text":"a","stream":true})";
+      if (auto answer = client->Fetch(std::move(call)); answer.ok()) answers[i] = *answer;
+    });
+  for (int i = 0; i < 5000 && endless.asked < 2; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_EQ(endless.asked, 2);
+  router->EndAll("the time is over");
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(answers[0].status, 503);
+  EXPECT_NE(answers[0].body.find("the time is over"), std::string::npos) << answers[0].body;
+  EXPECT_EQ(answers[1].status, 200);
+  EXPECT_NE(answers[1].body.find("the time is over"), std::string::npos) << answers[1].body;
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ class PdWorld {
              faults_.write_error == 0 && faults_.hang == 0;
     pool_pages_ = int32_t(12 + random_.Below(60));
     options_.bootstrap_timeout = 3000 * kMs;
-    options_.waiting_timeout = 3000 * kMs;
+    options_.waiting_timeout = options_.sending_timeout = 3000 * kMs;
     options_.abort_repeat = 200 * kMs;
     options_.abort_fence = 1500 * kMs;
     options_.tombstone = 20000 * kMs;

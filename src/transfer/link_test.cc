@@ -167,7 +167,7 @@ RoomOptions Grouped(int32_t group, bool per_layer = true) {
   RoomOptions o;
   o.layer_group = group;
   o.per_layer = per_layer;
-  o.waiting_timeout = o.bootstrap_timeout = 1'000'000'000;
+  o.waiting_timeout = o.bootstrap_timeout = o.sending_timeout = 1'000'000'000;
   o.abort_fence = 500'000'000;
   o.abort_repeat = 100'000'000;
   o.tombstone = 10'000'000'000;

@@ -534,6 +534,7 @@ void PeerNet::Poll(Nanos timeout) {
     if (tag == kWakeTag) {
       uint64_t value;
       [[maybe_unused]] const ssize_t r = read(wake_, &value, sizeof value);
+      waking_ = false;  // who finds it set has left its word before this, and is heard when Poll returns
     } else if (tag == kListenerTag) {
       Accept();
     } else {
@@ -552,6 +553,7 @@ void PeerNet::Poll(Nanos timeout) {
 }
 
 void PeerNet::Wake() {
+  if (waking_.exchange(true)) return;
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t r = write(wake_, &one, sizeof one);
 }

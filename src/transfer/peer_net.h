@@ -11,6 +11,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -131,7 +132,8 @@ class PeerNet {
   std::map<int32_t, std::unique_ptr<Connection>> connections_;
   int32_t next_peer_ = 1;
   std::vector<Written> written_;
-  bool broken_ = false;  // some connection has failed
+  bool broken_ = false;              // some connection has failed
+  std::atomic<bool> waking_{false};  // Wake was called since Poll last looked
   double rate_ = 0;
 };
 

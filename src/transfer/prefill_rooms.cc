@@ -421,7 +421,7 @@ void PrefillRooms::Fail(RoomId id, Room& room, const Status& why, bool tell_peer
     const char* phase = RecordOf(id, room).phase;
     room.state = State::kDraining;
     room.failure = why;
-    room.deadline = now + options_.waiting_timeout;
+    room.deadline = now + options_.sending_timeout;
     room.record.error = std::string(Message(why));
     if (tell_peer && room.peer.valid() && !room.abort_wanted)
       actions_.push_back(SendFrame{room.peer, Failed{id, phase, std::string(Message(why))}});
@@ -532,7 +532,7 @@ void PrefillRooms::Tick(Nanos now) {
     if (room.state == State::kBootstrapping && now >= room.deadline) expired.push_back(id);
     // No write of it has ended for so long although the peer seems to live.
     if (room.state == State::kSending && room.outstanding > 0 &&
-        now - room.progress >= options_.waiting_timeout)
+        now - room.progress >= options_.sending_timeout)
       expired.push_back(id);
     if (room.state == State::kDraining && room.outstanding > 0 && now >= room.deadline && !room.fencing) {
       room.fencing = true;
@@ -550,7 +550,7 @@ void PrefillRooms::Tick(Nanos now) {
                    "room {}: no reservation of a decode instance within {} s (bootstrap phase: {})", id,
                    options_.bootstrap_timeout / 1'000'000'000, ProgressText(record))
              : DeadlineExceeded("room {}: no write has ended for {} s ({} phase: {})", id,
-                                options_.waiting_timeout / 1'000'000'000, record.phase, ProgressText(record)),
+                                options_.sending_timeout / 1'000'000'000, record.phase, ProgressText(record)),
          true, now);
   }
   for (const PeerId peer : fence) {

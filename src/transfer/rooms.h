@@ -68,10 +68,11 @@ using Action =
 
 struct RoomOptions {
   Nanos bootstrap_timeout = 30'000'000'000;
-  Nanos waiting_timeout = 30'000'000'000;  // without a sign of life of the peer
-  Nanos abort_repeat = 500'000'000;        // an unanswered ABORT is sent again
-  Nanos abort_fence = 5'000'000'000;       // and after this the peer is fenced
-  Nanos tombstone = 120'000'000'000;       // longer than any peer's deadline
+  Nanos waiting_timeout = 30'000'000'000;   // without a sign of life of the peer
+  Nanos sending_timeout = 120'000'000'000;  // writes are under way and none has ended: a line may be slow
+  Nanos abort_repeat = 500'000'000;         // an unanswered ABORT is sent again
+  Nanos abort_fence = 5'000'000'000;        // and after this the peer is fenced
+  Nanos tombstone = 120'000'000'000;        // longer than any peer's deadline
   int32_t layer_group = 8;
   bool per_layer = true;
   int32_t lanes = 1;          // ranks of this instance that own pages: each of them is a writer of its own

@@ -277,8 +277,9 @@ def test_sigterm_with_streams_open():
             sockets.append(s)
             read_until(s, b"\r\n\r\n")
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        assert server.call("GET", "/health")[0] == 503
+        while (status := server.call("GET", "/health")[0]) == 200:  # until the signal is seen
+            time.sleep(0.01)
+        assert status == 503
         for s in sockets:
             with s:
                 body = read_all(s)

@@ -35,7 +35,7 @@ def flags():
 
 def commands_in(text):
     """Words of every `sluice ...` line of a code block or of inline code."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S) + re.findall(r"(?:^    .*\n)+", text, re.M)
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.M | re.S) + re.findall(r"(?:^    .*\n)+", text, re.M)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`([^`\n]+)`", text)
     for line in lines:
@@ -114,7 +114,7 @@ def test_the_walk_through_of_two_machines_works_as_written():
     """Both machines are this one: names become 127.0.0.1, ports free ones."""
     text = (ROOT / "docs" / "disaggregation.md").read_text()
     walk = text[text.index("## Two machines"):].split("\n## ")[0]
-    lines = [line.strip() for block in re.findall(r"^```\w*\n(.*?)^```", walk, re.M | re.S)
+    lines = [line.strip() for block in re.findall(r"^ *```\w*\n(.*?)^ *```", walk, re.M | re.S)
              for line in block.replace("\\\n", " ").splitlines() if line.strip()]
     ports = {}
 

@@ -124,7 +124,7 @@ def splits_of_other_sizes(long):
     for p, d in sizes:
         c = Cluster(common=["--chunked-prefill-size", "256"], prefill=["--attn-cp-size", str(p), "--tp", str(p)],
                     decode=["--attn-cp-size", str(d), "--tp", str(d)])
-        at_once = [Ask(c.url, a) for a in asks]
+        at_once = [Ask(c.url, a, seconds=240) for a in asks]  # ranks share few cores here
         for i, a in enumerate(at_once):
             status, answer, _ = a.result()
             expect(status == 200 and answer["output_ids"] == right[i], (p, d, i, status, answer))
@@ -133,7 +133,7 @@ def splits_of_other_sizes(long):
         print(f"  prefill CP {p}, decode CP {d}: 64 answers equal", flush=True)
     for what, flags, words in (
             ("another KV type", ["--kv-cache-dtype", "fp8_e4m3"], ("fp8_e4m3", "bf16")),
-            ("another rope", ["--json-model-override-args", '{"rope_theta": 500000.0}'], ("fingerprint", "here", "there"))):
+            ("another norm", ["--json-model-override-args", '{"rms_norm_eps": 2e-5}'], ("fingerprint", "here", "there"))):
         c = Cluster(decode=flags)
         status, answer, seconds = Ask(c.url, body(100, 1)).result()
         expect(status == 503 and all(w in str(answer) for w in words), (what, status, answer))
@@ -194,7 +194,8 @@ def numbers(requests, fan_out):
 
 
 def full_queues_and_shutdown():
-    c = Cluster(common=["--max-running-requests", "2", "--max-queued-requests", "8"], router=["--retries", "0"])
+    c = Cluster(common=["--max-running-requests", "2", "--max-queued-requests", "8", "--shutdown-timeout", "5"],
+                router=["--retries", "0"])
     asks = [Ask(c.url, {**body(300, i, 40), "stream": i % 2 == 0}) for i in range(64)]
     statuses = [a.result()[0] for a in asks]
     expect(set(statuses) <= {200, 429, 503}, statuses)
@@ -211,8 +212,8 @@ def full_queues_and_shutdown():
         p.send(signal.SIGTERM)
     for s in streams:
         end = read_all(s)
-        expect(b"[DONE]" in end or b"error" in end or end == b"", end[-300:])
-    codes = [p.stop(60) for p in [c.router] + c.instances()]
+        expect(b"[DONE]" in end or b'"error"' in end, end[-300:])
+    codes = [p.process.wait(60) for p in [c.router] + c.instances()]
     expect(codes == [0, 0, 0], codes)
     print(f"  SIGTERM with 8 streams: all ended, exit codes {codes} after {time.time() - began:.1f} s")
 

@@ -1,10 +1,14 @@
 """The router's answers are those of one server, token by token, with logprobs, stops, choices and usage."""
 import argparse
+import json
+import os
 import random
+import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster import Cluster, call, single
+from cluster import SLUICE, Cluster, call, single
 
 ACCEPTED = "sluice:spec_accepted_tokens_total"
 LENGTHS = [1, 63, 64, 65, 128, 255, 256, 257, 511, 512, 513, 1025]
@@ -70,9 +74,30 @@ def compare(cluster, one, cases, rounds):
     return wrong
 
 
+def evaluate(cluster, one, turns):
+    """`sluice eval` of the router and of the one server: every text of every pass."""
+    data = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data/eval/ledger_qa.jsonl")
+    answers = []
+    for url in (one.url, cluster.url):
+        with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as out:
+            run = subprocess.run([SLUICE, "eval", url, "--dataset", data, "--limit", str(turns), "--passes", "cold,warm",
+                                  "--concurrency", "8", "--outputs", out.name], capture_output=True, text=True)
+            assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+            lines = [json.loads(line) for line in out]
+        answers.append({(a["pass"], a["id"], a["turn"]): a["text"] for a in lines})
+    cluster.check_idle()
+    different = [k for k in answers[0] if answers[0][k] != answers[1].get(k)]
+    for key in different[:3]:
+        print(f"DIFFERENT {key}: one {answers[0][key]!r}, router {answers[1].get(key)!r}")
+    assert len(answers[0]) == len(answers[1]) > 0
+    return len(answers[0]), len(different)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--eval", type=int, default=0, metavar="SESSIONS", help="also evaluate so many sessions on each shape")
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
     options = parser.parse_args()
     chunk = ["--chunked-prefill-size", "256"]
     drafts = ["--speculative-algorithm", "NEXTN"]  # `one` has none: they must not show
@@ -92,6 +117,8 @@ def main():
         ]
     wrong = 0
     for name, shape in shapes:
+        if options.only not in name:
+            continue
         common = chunk + ["--disaggregation-layer-group", "3", "--disaggregation-self-check"] + shape.pop("common", [])
         kv = ["--kv-cache-dtype", "fp8_e4m3"] if "fp8_e4m3" in common else []
         one = single(*chunk, *kv)
@@ -108,8 +135,12 @@ def main():
                 wrong += 1
                 print(f"WRONG {name}: no draft stood on the decode instance")
         print(f"{name}: {len(cases)} requests x {len(rounds)} rounds, {different} different; {pd['writes']} writes, "
-              f"{pd['bytes_sent']} bytes, {pd['bytes_before_forward_end']} of them before the forward's end")
+              f"{pd['bytes_sent']} bytes, {pd['bytes_before_forward_end']} of them before the forward's end", flush=True)
         wrong += different
+        if options.eval:
+            turns, different = evaluate(cluster, one, options.eval)
+            print(f"{name}: eval of {turns} answers, {different} different", flush=True)
+            wrong += different
         cluster.stop()
         one.stop()
     return 1 if wrong else 0

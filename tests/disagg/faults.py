@@ -27,21 +27,21 @@ def body(length, seed, tokens=8):
 
 
 class Ask(threading.Thread):
-    def __init__(self, url, request, path="/generate"):
+    def __init__(self, url, request, path="/generate", seconds=60):
         super().__init__()
-        self.url, self.request, self.path = url, request, path
+        self.url, self.request, self.path, self.limit = url, request, path, seconds
         self.began = time.time()
         self.start()
 
     def run(self):
         try:
-            self.status, self.answer = call(self.url, self.path, self.request, timeout=60)
+            self.status, self.answer = call(self.url, self.path, self.request, timeout=self.limit)
         except Exception as e:  # noqa: BLE001 - a broken connection is what is looked for
             self.status, self.answer = 0, repr(e)
         self.seconds = time.time() - self.began
 
     def result(self):
-        self.join(60)
+        self.join(self.limit)
         assert not self.is_alive(), "the client never got an answer"
         return self.status, self.answer, self.seconds
 

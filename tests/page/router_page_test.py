@@ -128,11 +128,11 @@ def test_an_ill_instance_is_named_and_comes_back(cluster):
         b.open(cluster.url + "/")
         b.until(LIVE.format(2))
         cluster.decodes[0].kill()
-        b.until("document.querySelector('#instances').children[1].textContent.includes('ill:')")
-        b.until("document.querySelector('#instances').children[1].textContent.includes('no live data')")
+        b.until("document.querySelector('#instances').children[1]?.textContent.includes('ill:')")
+        b.until("document.querySelector('#instances').children[1]?.textContent.includes('no live data')")
         assert "healthy" in b.js("document.querySelector('#instances').children[0].textContent")
         cluster.decodes[0].start()
-        b.until("document.querySelector('#instances').children[1].textContent.includes('healthy') && fresh(1)", 60)
+        b.until("document.querySelector('#instances').children[1]?.textContent.includes('healthy') && fresh(1)", 60)
         assert say(b, "Hello")
 
 

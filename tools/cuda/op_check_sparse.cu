@@ -228,7 +228,8 @@ void CheckTopK() {
       std::vector<int32_t> pos(rows, n - 1), seq(rows, 0);
       Dev<int32_t> dp(pos), ds(seq), sel(size_t(rows) * k), count(rows);
       const double t =
-          Time([&] { LaunchTopK(stream, s.p, n, dp.p, ds.p, rows, k, n, sel.p, count.p, nullptr); });
+          Time([&] { LaunchTopK(stream, s.p, n, dp.p, ds.p, rows, k, n, sel.p, count.p, nullptr); }, 11,
+               Flush::kRead);
       const double pass = 4.0 * rows * n / read_gbs / 1e6;
       char shape[64];
       std::snprintf(shape, sizeof(shape), "%d x %d %s", rows, n, kind);
@@ -362,6 +363,31 @@ void CheckAttention() {
       std::snprintf(name, sizeof(name), "%s %s %s splits %d", any ? "attend any" : "sparse mla",
                     fp8 ? "fp8" : "bf16", what, splits);
       Check(name, Norm2(diff, ref), 6e-3);
+    }
+    const bool prefill = rows_each[0] > 64;
+    if (fp8 && !any && (check || prefill)) {  // the same rows, dequantised page by page before
+      const int n = int(paged.pages.size());
+      Dev<std::byte> rows16(size_t(n) * kBF16PageBytes);
+      Dev<int32_t> places(static_cast<size_t>(n));
+      Dev<__nv_bfloat16> out16(out.n);
+      out16.Poison();
+      Attend b = a;
+      b.seqs.pages = places.p;
+      b.slab = {rows16.p, 0, kBF16PageBytes, 1, Elem::kBF16};
+      b.out = out16.p;
+      const auto whole = [&] {
+        LaunchDequantisePages(stream, a.slab, a.seqs.pages, n, rows16.p, places.p);
+        LaunchSparseMla(stream, b);
+      };
+      whole();
+      Done();
+      Check("  whole pages dequantised first: the same bits",
+            std::memcmp(out.Get().data(), out16.Get().data(), out.n * 2) != 0, 0);
+      if (time && prefill) {
+        const double t = Time(whole, 9), keys = double(rows) * topk;
+        Row("prefill, whole pages", what, t, keys * heads * (576 + 512) * 2 / t / 1e9, "TFLOP/s",
+            lengths[0] > 40000 ? 530 : 625, "FlashMLA");
+      }
     }
     if (time) {
       const double t = Time(go, 9);

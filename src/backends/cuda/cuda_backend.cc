@@ -5,8 +5,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <unordered_map>
 
 #include "backends/cuda/cuda_memory.h"
+#include "backends/cuda/cuda_queue.h"
 #include "backends/cuda/kernels.h"
 #include "base/check.h"
 
@@ -16,73 +19,13 @@ namespace {
 constexpr int64_t kScoreBudget = int64_t(1) << 28;  // bytes of indexer scores held at once
 constexpr int kSplitsDeterministic = 2;
 
-// A stream, its status, and scratch that ops of one queue share in turn.
-class CudaQueue final : public ops::Queue {
- public:
-  CudaQueue(CudaMemory& memory, cudaStream_t stream) : memory_(memory), stream_(stream) {}
-  ~CudaQueue() override {
-    cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
-  }
-  int threads() const override { return 1; }
-  void Synchronize() override { Note(cudaStreamSynchronize(stream_), "waiting for the device"); }
-  void Upload(void* dst, const void* src, int64_t bytes) override {
-    Note(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyHostToDevice, stream_), "upload");
-  }
-  void Download(void* dst, const void* src, int64_t bytes) override {
-    Note(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDeviceToHost, stream_), "download");
-  }
-  Status status() const override { return status_; }
-  cudaStream_t stream() const { return stream_; }
-  void Launched(const char* op) { Note(cudaGetLastError(), op); }
-
-  enum Slot {
-    kIndexQuery,
-    kIndexWeight,
-    kScores,
-    kPartial,
-    kSorted,
-    kTileGroup,
-    kBegins,
-    kGateUp,
-    kExpertAct,
-    kExpertOut,
-    kGateScores,
-    kSlots
-  };
-  template <typename T>
-  T* Scratch(Slot slot, int64_t count) {
-    auto& [buffer, bytes] = scratch_[slot];
-    const int64_t need = count * int64_t(sizeof(T));
-    if (need > bytes) {
-      Synchronize();
-      buffer.reset();
-      bytes = 0;
-      auto made = memory_.Allocate(need, "scratch; lower --chunked-prefill-size");
-      SLUICE_CHECK(made.ok(), "{}", Message(made.status()));
-      buffer = *made;
-      bytes = need;
-    }
-    return reinterpret_cast<T*>(buffer.get());
-  }
-
- private:
-  void Note(cudaError_t error, const char* what) {
-    if (error != cudaSuccess && status_.ok()) status_ = FromCuda(error, what);
-  }
-
-  CudaMemory& memory_;
-  const cudaStream_t stream_;
-  Status status_;
-  std::array<std::pair<std::shared_ptr<std::byte>, int64_t>, kSlots> scratch_;
-};
-
 CudaQueue& Cuda(ops::Queue& q) { return static_cast<CudaQueue&>(q); }
 
 class CudaLinear final : public ops::Linear {
  public:
   std::shared_ptr<std::byte> w, scale;
   bool fp8 = false;
+  bool fp8_input = false;  // activations become e4m3 too; scale is by 64 outputs, else by output
 };
 
 Elem ElemOf(DType t) {
@@ -170,11 +113,12 @@ Rope RopeOf(const ops::RopeTable& t, bool interleave) { return {t.cos, t.sin, in
 
 class CudaBackend final : public ops::Backend {
  public:
-  CudaBackend(std::unique_ptr<CudaMemory> memory, ops::BackendInfo info, bool deterministic)
+  CudaBackend(std::unique_ptr<CudaMemory> memory, ops::BackendInfo info, const CudaOptions& options)
       : memory_(std::move(memory)),
         info_(std::move(info)),
         f32_(info_.act == DType::kF32),
-        deterministic_(deterministic) {}
+        deterministic_(options.deterministic),
+        graph_rows_(options.graph_rows) {}
 
   const ops::BackendInfo& info() const override { return info_; }
   DeviceMemory* memory() override { return memory_.get(); }
@@ -182,7 +126,7 @@ class CudaBackend final : public ops::Backend {
     cudaStream_t stream = nullptr;
     const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     SLUICE_CHECK(error == cudaSuccess, "stream: {}", cudaGetErrorString(error));
-    return std::make_unique<CudaQueue>(*memory_, stream);
+    return std::make_unique<CudaQueue>(*memory_, stream, graph_rows_);
   }
   int64_t RowCapacity(int64_t rows) const override { return rows; }
   Status Plan(const ops::Limits&) override { return OkStatus(); }
@@ -210,24 +154,28 @@ class CudaBackend final : public ops::Backend {
       if (out != l->out) return Internal("pack: groups of {} and {} outputs", out, l->out);
     }
     l->fp8 = fp8;
+    l->fp8_input = fp8 && TakesFp8Input(groups[0], l->out, l->in);
     const int64_t item = f32_ ? 4 : fp8 ? 1 : 2, blocks_k = CeilDiv(l->in, kScaleTile);
+    const int64_t scale_step = l->fp8_input ? 64 : 1;
+    const int64_t group_scales = !fp8 ? 0 : l->fp8_input ? WeightScales(l->out, l->in) : blocks_k * l->out;
     ASSIGN_OR_RETURN(l->w, memory_->Allocate(l->groups * l->out * l->in * item, "weights"));
-    l->packed_bytes = l->groups * l->out * l->in * item;
+    l->packed_bytes = l->groups * l->out * l->in * item + l->groups * group_scales * 4;
     if (fp8) {
-      ASSIGN_OR_RETURN(l->scale, memory_->Allocate(l->groups * blocks_k * l->out * 4, "weight scales"));
-      l->packed_bytes += l->groups * blocks_k * l->out * 4;
+      ASSIGN_OR_RETURN(l->scale, memory_->Allocate(l->groups * group_scales * 4, "weight scales"));
     }
     std::byte* to = l->w.get();
-    std::vector<float> scales(fp8 ? size_t(blocks_k * l->out) : 0);
+    std::vector<float> scales(static_cast<size_t>(group_scales));
     std::vector<std::byte> converted;
     for (size_t g = 0; g < groups.size(); ++g) {
       int64_t row0 = 0;
       for (const ops::WeightView& v : groups[g]) {
         if (fp8) {
           memory_->Copy(to, v.data, v.out * v.in);
-          for (int64_t r = 0; r < v.out; ++r) {
-            for (int64_t k = 0; k < blocks_k; ++k)
-              scales[size_t(k * l->out + row0 + r)] = v.scale[r / v.scale_block_n * blocks_k + k];
+          for (int64_t r = 0; r < v.out; r += scale_step) {
+            for (int64_t k = 0; k < blocks_k; ++k) {
+              const int64_t at = l->fp8_input ? WeightScaleAt(row0 + r, k, blocks_k) : k * l->out + row0 + r;
+              scales[size_t(at)] = v.scale[r / v.scale_block_n * blocks_k + k];
+            }
           }
         } else {
           converted.resize(size_t(v.out * v.in * item));
@@ -249,10 +197,13 @@ class CudaBackend final : public ops::Backend {
         row0 += v.out;
       }
       if (fp8)
-        memory_->Copy(l->scale.get() + int64_t(g) * blocks_k * l->out * 4, scales.data(),
+        memory_->Copy(l->scale.get() + int64_t(g) * group_scales * 4, scales.data(),
                       int64_t(scales.size()) * 4);
     }
-    l->kernel = f32_ ? "cuda f32" : fp8 ? "cuda mma bf16, weights e4m3 decoded on chip" : "cuda mma bf16";
+    l->kernel = f32_           ? "cuda f32"
+                : l->fp8_input ? "cuda wgmma e4m3 x e4m3, a scale for 128 inputs"
+                : fp8 ? "cuda mma bf16, weights e4m3 decoded on chip: scales of fewer than 64 outputs"
+                      : "cuda wgmma bf16";
     return std::unique_ptr<ops::Linear>(std::move(l));
   }
 
@@ -274,8 +225,8 @@ class CudaBackend final : public ops::Backend {
     g.out = a.mode == ops::OutMode::kAct      ? Out::kAct
             : a.mode == ops::OutMode::kF32Add ? Out::kF32Add
                                               : Out::kF32;
-    LaunchGemm(Cuda(q).stream(), g);
-    Cuda(q).Launched("gemm");
+    if (w.fp8_input) QuantiseInput(Cuda(q), g);
+    Cuda(q).Launched("gemm", LaunchGemm(Cuda(q).stream(), g));
   }
 
   void ApplyHeads(ops::Queue& q, const ops::HeadLinearArgs& a) override {
@@ -290,8 +241,7 @@ class CudaBackend final : public ops::Backend {
     g.y_ld = a.y_row;
     g.y_group = a.y_head;
     g.out = Out::kAct;
-    LaunchGemm(Cuda(q).stream(), g);
-    Cuda(q).Launched("gemm by heads");
+    Cuda(q).Launched("gemm by heads", LaunchGemm(Cuda(q).stream(), g));
   }
 
   void RmsNorm(ops::Queue& q, const ops::RmsNormArgs& a) override {
@@ -371,6 +321,15 @@ class CudaBackend final : public ops::Backend {
     t.selected = a.selected;
     t.count = a.selected_count;
     t.out = a.out;
+    const bool whole_pages = !a.dequant_only_topk || (a.dequant_freely && WholePagesAreFaster(a.seqs));
+    if (whole_pages && SparseMlaFits(t) && t.slab.format == Elem::kE4M3) {
+      // All rows of the batch's pages as bf16 first, page i of the list at place i.
+      auto* rows = q.Scratch<std::byte>(CudaQueue::kFullRows, a.seqs.num_pages * kBF16PageBytes);
+      auto* places = q.Scratch<int32_t>(CudaQueue::kFullPlaces, a.seqs.num_pages);
+      LaunchDequantisePages(q.stream(), t.slab, t.seqs.pages, int(a.seqs.num_pages), rows, places);
+      t.seqs.pages = places;
+      t.slab = Slab{rows, 0, kBF16PageBytes, 1, Elem::kBF16};
+    }
     if (SparseMlaFits(t)) {
       t.splits = Splits(t.seqs.rows);
       if (t.splits > 1)
@@ -384,50 +343,77 @@ class CudaBackend final : public ops::Backend {
 
   void Gate(ops::Queue& queue, const ops::GateArgs& a) override {
     CudaQueue& q = Cuda(queue);
-    float* scores = q.Scratch<float>(CudaQueue::kGateScores, a.rows * a.experts);
-    LaunchGate(q.stream(), a.x, a.weight, a.bias, int(a.rows), int(a.hidden), int(a.experts), int(a.topk),
-               a.softmax, a.normalize, int(a.groups), int(a.groups_kept), a.group_sum_top2, a.scaling, scores,
-               a.expert, a.expert_weight);
-    q.Launched("gate");
+    cuda::Gate g;
+    g.rows = int(a.rows);
+    g.hidden = int(a.hidden);
+    g.experts = int(a.experts);
+    g.topk = int(a.topk);
+    g.softmax = a.softmax;
+    g.normalize = a.normalize;
+    g.groups = int(a.groups);
+    g.groups_kept = int(a.groups_kept);
+    g.sum_top2 = a.group_sum_top2;
+    g.scaling = a.scaling;
+    g.x = a.x;
+    g.weight = a.weight;
+    g.bias = a.bias;
+    g.expert = a.expert;
+    g.expert_weight = a.expert_weight;
+    int parts = 1;
+    if (!f32_ && GateTakesPlanes(g.hidden, g.experts)) {
+      parts = GateScoreParts(g.hidden);
+      g.weight_planes = RouterPlanes(q, a.weight, a.experts * a.hidden);
+      g.x_planes = q.Scratch<uint16_t>(CudaQueue::kGatePlanes, 3 * a.rows * a.hidden);
+    }
+    g.scores = q.Scratch<float>(CudaQueue::kGateScores, parts * a.rows * a.experts);
+    q.Launched("gate", LaunchGate(q.stream(), g));
   }
 
   void Moe(ops::Queue& queue, const ops::MoeArgs& a) override {
     CudaQueue& q = Cuda(queue);
     const auto& up = *static_cast<const CudaLinear*>(a.gate_up);
     const auto& down = *static_cast<const CudaLinear*>(a.down);
-    const int64_t pairs = a.rows * a.topk, capacity = MaxSortedRows(pairs, int(up.groups), kGemmTileRows);
-    const int64_t act = f32_ ? 4 : 2;
-    auto* sorted = q.Scratch<int32_t>(CudaQueue::kSorted, capacity);
-    auto* tile_group = q.Scratch<int32_t>(CudaQueue::kTileGroup, capacity / kGemmTileRows);
+    const int64_t pairs = a.rows * a.topk;
+    if (pairs == 0) return;
+    const bool fp8 = up.fp8_input && down.fp8_input && down.in % 128 == 0;
+    SortedRows rows;
+    rows.tile_rows = fp8 && pairs >= up.groups * 64 ? 128 : kGemmTileRows;
+    rows.capacity = MaxSortedRows(pairs, int(up.groups), rows.tile_rows);
+    auto* sorted = q.Scratch<int32_t>(CudaQueue::kSorted, rows.capacity);
+    auto* tile_group = q.Scratch<int32_t>(CudaQueue::kTileGroup, rows.capacity / rows.tile_rows + 1);
     auto* begins = q.Scratch<int32_t>(CudaQueue::kBegins, up.groups);
-    auto* gate_up = q.Scratch<float>(CudaQueue::kGateUp, capacity * up.out);
-    auto* expert_act = q.Scratch<std::byte>(CudaQueue::kExpertAct, capacity * down.in * act);
+    rows.rows = sorted;
+    rows.tiles_used = tile_group + rows.capacity / rows.tile_rows;
+    LaunchSortPairs(q.stream(), a.expert, int(pairs), int(up.groups), rows.tile_rows, nullptr, begins, sorted,
+                    tile_group, int(rows.capacity));
+    Gemm g = GemmOf(up), d = GemmOf(down);
+    g.rows = d.rows = int(rows.capacity);
+    g.tile_rows = d.tile_rows = rows.tile_rows;
+    g.tile_group = d.tile_group = tile_group;
+    g.sorted = d.sorted = sorted;
+    g.divide_x = int(a.topk);
+    d.scatter = true;
+    d.y_ld = down.out;
+    d.x_ld = down.in;
+    if (fp8) {
+      ExpertsFp8(q, a, g, d, rows, up, down);
+      return;
+    }
+    auto* gate_up = q.Scratch<float>(CudaQueue::kGateUp, rows.capacity * up.out);
+    auto* act = q.Scratch<std::byte>(CudaQueue::kExpertAct, rows.capacity * down.in * (f32_ ? 4 : 2));
     auto* out = q.Scratch<float>(CudaQueue::kExpertOut, pairs * down.out);
-    LaunchSortPairs(q.stream(), a.expert, int(pairs), int(up.groups), kGemmTileRows, nullptr, begins, sorted,
-                    tile_group, int(capacity));
-    Gemm g = GemmOf(up);
-    g.rows = int(capacity);
     g.x = a.x;
     g.x_ld = up.in;
     g.y = gate_up;
     g.y_ld = up.out;
-    g.sorted = sorted;
-    g.tile_group = tile_group;
-    g.divide_x = int(a.topk);
     g.gather = true;
-    LaunchGemm(q.stream(), g);
-    LaunchSiluMul(q.stream(), gate_up, capacity, int(down.in), expert_act, f32_);
-    Gemm d = GemmOf(down);
-    d.rows = int(capacity);
-    d.x = expert_act;
-    d.x_ld = down.in;
+    q.Launched("experts", LaunchGemm(q.stream(), g));
+    LaunchSiluMul(q.stream(), gate_up, rows.capacity, int(down.in), act, f32_);
+    d.x = act;
     d.y = out;
-    d.y_ld = down.out;
-    d.sorted = sorted;
-    d.tile_group = tile_group;
-    d.scatter = true;
-    LaunchGemm(q.stream(), d);
-    LaunchCombine(q.stream(), out, a.expert, a.expert_weight, int(a.rows), int(a.topk), int(down.out), a.y);
+    q.Launched("experts", LaunchGemm(q.stream(), d));
+    LaunchCombine(q.stream(), out, false, a.expert, a.expert_weight, int(a.rows), int(a.topk), int(down.out),
+                  a.y);
     q.Launched("experts");
   }
 
@@ -448,15 +434,97 @@ class CudaBackend final : public ops::Backend {
   }
 
  private:
+  // The matrix units take e4m3 on both sides where one scale holds for 64 neighbouring outputs.
+  static bool TakesFp8Input(const std::vector<ops::WeightView>& parts, int64_t out, int64_t in) {
+    int64_t row0 = 0;
+    for (const ops::WeightView& v : parts) {
+      if (row0 % 64 != 0 || v.scale_block_n % 64 != 0) return false;
+      row0 += v.out;
+    }
+    return out % 2 == 0 && in % 16 == 0;
+  }
+
   Gemm GemmOf(const CudaLinear& w) const {
     Gemm g;
     g.n = int(w.out);
     g.k = int(w.in);
+    g.groups = int(w.groups);
     g.w = w.w.get();
-    g.scale = reinterpret_cast<const float*>(w.scale.get());
+    (w.fp8_input ? g.scale64 : g.scale) = reinterpret_cast<const float*>(w.scale.get());
     g.w_fp8 = w.fp8;
     g.f32 = f32_;
+    g.split = !deterministic_;
     return g;
+  }
+
+  // Replaces g's bf16 input by e4m3 in scratch.
+  static void QuantiseInput(CudaQueue& q, Gemm& g) {
+    auto* x = q.Scratch<uint8_t>(CudaQueue::kInput8, int64_t(g.rows) * g.k);
+    auto* scale = q.Scratch<float>(CudaQueue::kInputScale, RowScales(g.rows, g.k));
+    LaunchQuantise(q.stream(), g.x, g.x_ld, g.rows, g.k, x, scale);
+    g.x = x;
+    g.x_ld = g.k;
+    g.x_fp8 = true;
+    g.x_scale = scale;
+  }
+
+  void ExpertsFp8(CudaQueue& q, const ops::MoeArgs& a, Gemm g, Gemm d, const SortedRows& rows,
+                  const CudaLinear& up, const CudaLinear& down) {
+    const int64_t pairs = a.rows * a.topk;
+    auto* x = q.Scratch<uint8_t>(CudaQueue::kInput8, rows.capacity * up.in);
+    auto* x_scale = q.Scratch<float>(CudaQueue::kInputScale, RowScales(rows.capacity, up.in));
+    auto* act = q.Scratch<uint8_t>(CudaQueue::kExpert8, rows.capacity * down.in);
+    auto* act_scale = q.Scratch<float>(CudaQueue::kExpertScale, RowScales(rows.capacity, down.in));
+    auto* out = q.Scratch<uint16_t>(CudaQueue::kExpertOut, pairs * down.out);
+    LaunchQuantiseSorted(q.stream(), a.x, up.in, int(up.in), rows, int(a.topk), x, x_scale);
+    g.x_fp8 = d.x_fp8 = true;
+    g.tiles_used = d.tiles_used = rows.tiles_used;
+    g.x = x;
+    g.x_ld = up.in;
+    g.x_scale = x_scale;
+    if (rows.tile_rows == 128) {  // the activation is made on the way out of the first product
+      g.n = int(down.in);
+      g.y = act;
+      g.y_ld = down.in;
+      g.y_scale = act_scale;
+      q.Launched("experts", LaunchGemm(q.stream(), g));
+    } else {
+      auto* gate_up = q.Scratch<float>(CudaQueue::kGateUp, rows.capacity * up.out);
+      g.y = gate_up;
+      g.y_ld = up.out;
+      q.Launched("experts", LaunchGemm(q.stream(), g));
+      LaunchSiluQuantise(q.stream(), gate_up, rows.capacity, int(down.in), &rows, act, act_scale);
+    }
+    d.x = act;
+    d.x_scale = act_scale;
+    d.y = out;
+    d.out = Out::kAct;
+    q.Launched("experts", LaunchGemm(q.stream(), d));
+    LaunchCombine(q.stream(), out, true, a.expert, a.expert_weight, int(a.rows), int(a.topk), int(down.out),
+                  a.y);
+    q.Launched("experts");
+  }
+
+  // The router's weight as three bf16 planes, made at its first use (the warm-up) and kept.
+  const void* RouterPlanes(CudaQueue& q, const float* weight, int64_t n) {
+    std::lock_guard lock(planes_mutex_);
+    std::shared_ptr<std::byte>& planes = planes_[weight];
+    if (planes == nullptr) {
+      auto made = memory_->Allocate(3 * n * 2, "router weights");
+      SLUICE_CHECK(made.ok(), "{}", Message(made.status()));
+      planes = *made;
+      LaunchSplitBF16(q.stream(), weight, n, planes.get());
+      q.Synchronize();
+    }
+    return planes.get();
+  }
+
+  // A row that reads bf16 rows saves about 10 pages' worth of dequantising. Not for decoding steps, whose
+  // recorded launch must not follow from the number of pages.
+  static bool WholePagesAreFaster(const ops::SeqTables& s) {
+    constexpr int64_t kMostPages = 32768, kLeastRows = 256, kPagesARow = 8;
+    return s.rows >= kLeastRows && s.rows > s.seqs &&
+           s.num_pages <= std::min(kMostPages, s.rows * kPagesARow);
   }
 
   // Parts of a row's list: enough blocks to fill the device.
@@ -468,6 +536,9 @@ class CudaBackend final : public ops::Backend {
   const std::unique_ptr<CudaMemory> memory_;
   const ops::BackendInfo info_;
   const bool f32_, deterministic_;
+  const int64_t graph_rows_;
+  std::mutex planes_mutex_;
+  std::unordered_map<const float*, std::shared_ptr<std::byte>> planes_;  // by weight
 };
 
 }  // namespace
@@ -496,9 +567,9 @@ StatusOr<std::unique_ptr<ops::Backend>> MakeCudaBackend(const CudaOptions& optio
       ops::BackendInfo{.device = "cuda",
                        .isa = "sm_90a",
                        .act = options.act,
-                       .numerics_class = fmt::format("cuda/sm_90a/{}/{}1", Name(options.act),
+                       .numerics_class = fmt::format("cuda/sm_90a/{}/{}2", Name(options.act),
                                                      options.deterministic ? "fixed/" : "")},
-      options.deterministic);
+      options);
 }
 
 }  // namespace sluice::cuda

@@ -15,6 +15,7 @@ namespace sluice::cuda {
 struct CudaOptions {
   DType act = DType::kBF16;    // or kF32: plain f32 arithmetic, slow
   bool deterministic = false;  // attention is cut into the same parts for every batch
+  int64_t graph_rows = 0;      // rows of the largest forward that a queue records and replays; 0: none
 };
 
 // Unavailable: no driver or no device; the message says what the driver answered. Unsupported: another

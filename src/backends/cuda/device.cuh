@@ -69,6 +69,27 @@ __device__ __forceinline__ void E4M3x4ToBF16(uint32_t v, uint32_t& lo, uint32_t&
   hi = *reinterpret_cast<uint32_t*>(&rb);
 }
 
+// Four e4m3 values times a scale as bf16, rounded once: the scale comes as the sum of two bf16 (both times
+// 2^120, which makes up for moving an e4m3's bits into a bf16's exponent and mantissa), and the small part
+// goes first.
+__device__ __forceinline__ void Dequantise(uint32_t v, __nv_bfloat162 large, __nv_bfloat162 small,
+                                           uint32_t& lo, uint32_t& hi) {
+  const auto pair = [&](uint32_t x) {
+    const uint32_t bits = (x & 0x80008000u) | ((x & 0x7f007f00u) >> 4);
+    const __nv_bfloat162 e = *reinterpret_cast<const __nv_bfloat162*>(&bits);
+    const __nv_bfloat162 r = __hfma2(e, large, __hmul2(e, small));
+    return *reinterpret_cast<const uint32_t*>(&r);
+  };
+  lo = pair(__byte_perm(v, 0, 0x1404));
+  hi = pair(__byte_perm(v, 0, 0x3424));
+}
+__device__ __forceinline__ void SplitScale(float scale, __nv_bfloat162& large, __nv_bfloat162& small) {
+  const float f = scale * 0x1p120f;
+  const __nv_bfloat16 l = __float2bfloat16_rn(f);
+  large = __bfloat162bfloat162(l);
+  small = __float2bfloat162_rn(f - __bfloat162float(l));
+}
+
 __device__ __forceinline__ float WarpSum(float v) {
   for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
   return v;

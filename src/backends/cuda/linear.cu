@@ -1,6 +1,6 @@
-// Matrix products of any row count with weights as stored: bf16, or e4m3 with one scale per 128 inputs and
-// output row, decoded on chip. Every output element is summed over k in one fixed order, so no row's bits
-// depend on the number of rows.
+// Matrix products that the warpgroup units cannot take (gemm_wgmma.cu): f32, rows of any alignment or through
+// a list, and bf16 rows with e4m3 weights of one scale per 128 inputs and output row, decoded on chip. Every
+// output element is summed over k in one fixed order, so no row's bits depend on the number of rows.
 #include "backends/cuda/device.cuh"
 
 namespace sluice::cuda {
@@ -235,8 +235,11 @@ __global__ void __launch_bounds__(256) GemmAnyKernel(const __grid_constant__ Gem
 
 }  // namespace
 
-void LaunchGemm(cudaStream_t s, const Gemm& g) {
-  if (g.rows == 0 || g.n == 0) return;
+cudaError_t LaunchGemm(cudaStream_t s, const Gemm& g) {
+  if (g.rows == 0 || g.n == 0) return cudaSuccess;
+  if (WgmmaGemmFits(g)) return LaunchWgmmaGemm(s, g);
+  if (g.x_fp8 || g.y_scale != nullptr || g.pieces.count > 0 || g.tile_rows != kGemmTileRows)
+    return cudaErrorInvalidValue;
   const dim3 grid(unsigned((g.n + kBN - 1) / kBN), unsigned((g.rows + kBM - 1) / kBM),
                   unsigned(g.tile_group != nullptr ? 1 : g.groups));
   const bool aligned =
@@ -248,12 +251,15 @@ void LaunchGemm(cudaStream_t s, const Gemm& g) {
   } else if (g.w_fp8) {
     static const cudaError_t sized = cudaFuncSetAttribute(
         GemmKernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(Shared<true>)));
-    if (sized == cudaSuccess) GemmKernel<true><<<grid, 128, sizeof(Shared<true>), s>>>(g);
+    if (sized != cudaSuccess) return sized;
+    GemmKernel<true><<<grid, 128, sizeof(Shared<true>), s>>>(g);
   } else {
     static const cudaError_t sized = cudaFuncSetAttribute(
         GemmKernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(Shared<false>)));
-    if (sized == cudaSuccess) GemmKernel<false><<<grid, 128, sizeof(Shared<false>), s>>>(g);
+    if (sized != cudaSuccess) return sized;
+    GemmKernel<false><<<grid, 128, sizeof(Shared<false>), s>>>(g);
   }
+  return cudaGetLastError();
 }
 
 }  // namespace sluice::cuda

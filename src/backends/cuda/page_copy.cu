@@ -65,6 +65,27 @@ __global__ void __launch_bounds__(32)
   });
 }
 
+// Inside device memory: a block a page, all its loads in flight before the first store.
+constexpr int kGatherThreads = 512, kGatherFlight = 6;
+__global__ void __launch_bounds__(kGatherThreads)
+    DevicePageCopyKernel(const std::byte* src, int64_t src_stride, const int32_t* src_index, std::byte* dst,
+                         int64_t dst_stride, const int32_t* dst_index, int64_t words) {
+  const auto* from =
+      reinterpret_cast<const uint4*>(src + int64_t(__ldg(src_index + blockIdx.x)) * src_stride);
+  auto* to = reinterpret_cast<uint4*>(dst + int64_t(__ldg(dst_index + blockIdx.x)) * dst_stride);
+  for (int64_t base = threadIdx.x; base < words; base += kGatherThreads * kGatherFlight) {
+    uint4 v[kGatherFlight];
+#pragma unroll
+    for (int j = 0; j < kGatherFlight; ++j) {
+      if (base + j * kGatherThreads < words) v[j] = __ldcs(from + base + j * kGatherThreads);
+    }
+#pragma unroll
+    for (int j = 0; j < kGatherFlight; ++j) {
+      if (base + j * kGatherThreads < words) __stcs(to + base + j * kGatherThreads, v[j]);
+    }
+  }
+}
+
 // Runs are cut by whole blocks: a run is one block's, piece after piece.
 __global__ void __launch_bounds__(128) RunCopyKernel(const Run* runs, int n) {
   for (int r = blockIdx.x; r < n; r += gridDim.x) {
@@ -91,6 +112,11 @@ void LaunchPageCopy(cudaStream_t s, const std::byte* src, int64_t src_stride, co
                     std::byte* dst, int64_t dst_stride, const int32_t* dst_index, int n, int64_t bytes,
                     int blocks) {
   if (n == 0) return;
+  if (blocks == 0) {
+    DevicePageCopyKernel<<<n, kGatherThreads, 0, s>>>(src, src_stride, src_index, dst, dst_stride, dst_index,
+                                                      bytes / 16);
+    return;
+  }
   static const cudaError_t sized =
       cudaFuncSetAttribute(PageCopyKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kPiece * kRing);
   if (sized == cudaSuccess)

@@ -1,7 +1,7 @@
 // Per-row operations: embedding, norms, rope, writes of KV rows, activation, gathers.
 #include <algorithm>
 
-#include "backends/cuda/device.cuh"
+#include "backends/cuda/quantise.cuh"
 
 namespace sluice::cuda {
 namespace {
@@ -24,25 +24,33 @@ __global__ void EmbedKernel(const void* table, Elem dtype, const float* scale, i
 }
 
 // A row lives in registers between the sum and the write: one read, one write.
-template <typename T, int kVec>
-__global__ void __launch_bounds__(256) RmsNormKernel(const float* x, int64_t x_ld, const float* weight,
-                                                     float eps, int dim, T* y, int64_t y_ld, float* y_f32) {
-  __shared__ float shared[33];
+template <typename T, int kVec, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    RmsNormKernel(const float* x, int64_t x_ld, const float* weight, float eps, int dim, T* y, int64_t y_ld,
+                  float* y_f32) {
+  __shared__ float shared[kThreads / 32];
   const float* in = x + int64_t(blockIdx.x) * x_ld;
   float4 v[kVec];
+#pragma unroll
+  for (int j = 0; j < kVec; ++j) {
+    const int i = (j * kThreads + int(threadIdx.x)) * 4;
+    v[j] = i < dim ? __ldcs(reinterpret_cast<const float4*>(in + i)) : make_float4(0, 0, 0, 0);
+  }
   float sum = 0;
 #pragma unroll
-  for (int j = 0; j < kVec; ++j) {
-    const int i = (j * 256 + int(threadIdx.x)) * 4;
-    v[j] = i < dim ? *reinterpret_cast<const float4*>(in + i) : make_float4(0, 0, 0, 0);
-    sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
-  }
-  const float scale = rsqrtf(BlockSum(sum, shared) / float(dim) + eps);
+  for (int j = 0; j < kVec; ++j) sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+  sum = WarpSum(sum);
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = sum;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) total += shared[i];
+  const float scale = rsqrtf(total / float(dim) + eps);
 #pragma unroll
   for (int j = 0; j < kVec; ++j) {
-    const int i = (j * 256 + int(threadIdx.x)) * 4;
+    const int i = (j * kThreads + int(threadIdx.x)) * 4;
     if (i >= dim) break;
-    const float4 w = *reinterpret_cast<const float4*>(weight + i);
+    const float4 w = __ldg(reinterpret_cast<const float4*>(weight + i));
     const float4 r =
         make_float4(v[j].x * scale * w.x, v[j].y * scale * w.y, v[j].z * scale * w.z, v[j].w * scale * w.w);
     if (y_f32 != nullptr) *reinterpret_cast<float4*>(y_f32 + int64_t(blockIdx.x) * dim + i) = r;
@@ -202,8 +210,6 @@ __global__ void __launch_bounds__(128)
   if (t == 0) reinterpret_cast<float*>(base + int64_t(kPage) * dim)[offset[r]] = s;
 }
 
-__device__ __forceinline__ float Silu(float g, float u) { return g / (1.0f + __expf(-g)) * u; }
-
 template <typename T>
 __global__ void SiluMulKernel(const float* gate_up, int dim, T* act) {
   const int64_t r = blockIdx.y;
@@ -288,12 +294,17 @@ static void RmsNorm(cudaStream_t s, const float* x, int64_t x_ld, const float* w
       (dim & 3) == 0 && (x_ld & 3) == 0 && (y_ld & 3) == 0 && (reinterpret_cast<uintptr_t>(x) & 15) == 0 &&
       (reinterpret_cast<uintptr_t>(y) & 15) == 0 && (reinterpret_cast<uintptr_t>(w) & 15) == 0;
   // The kernel follows from the row's shape alone, never from the number of rows.
+  const auto start = [&](auto kernel, int threads) {
+    kernel<<<rows, threads, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+  };
   if (vector && dim <= 1024) {
-    RmsNormKernel<T, 1><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+    start(RmsNormKernel<T, 1, 256>, 256);
   } else if (vector && dim <= 2048) {
-    RmsNormKernel<T, 2><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+    start(RmsNormKernel<T, 2, 256>, 256);
+  } else if (vector && dim <= 6144) {
+    start(RmsNormKernel<T, 3, 512>, 512);
   } else if (vector && dim <= 8192) {
-    RmsNormKernel<T, 8><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
+    start(RmsNormKernel<T, 4, 512>, 512);
   } else {
     RmsNormAnyKernel<T><<<rows, 256, 0, s>>>(x, x_ld, w, eps, dim, y, y_ld, y_f32);
   }

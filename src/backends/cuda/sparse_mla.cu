@@ -20,21 +20,6 @@ constexpr int kFp8Row = kLora + 16 + 128, kBF16Row = kDim * 2;
 
 __device__ __forceinline__ void ConsumerBarrier() { asm volatile("bar.sync 1, 256;\n" ::: "memory"); }
 
-// Four e4m3 values times a scale as bf16, rounded once: the scale comes as the sum of two bf16 (both times
-// 2^120, which makes up for moving an e4m3's bits into a bf16's exponent and mantissa), and the small part
-// goes first.
-__device__ __forceinline__ void Dequantise(uint32_t v, __nv_bfloat162 large, __nv_bfloat162 small,
-                                           uint32_t& lo, uint32_t& hi) {
-  const auto pair = [&](uint32_t x) {
-    const uint32_t bits = (x & 0x80008000u) | ((x & 0x7f007f00u) >> 4);
-    const __nv_bfloat162 e = *reinterpret_cast<const __nv_bfloat162*>(&bits);
-    const __nv_bfloat162 r = __hfma2(e, large, __hmul2(e, small));
-    return *reinterpret_cast<const uint32_t*>(&r);
-  };
-  lo = pair(__byte_perm(v, 0, 0x1404));
-  hi = pair(__byte_perm(v, 0, 0x3424));
-}
-
 // Gathers the blocks of one buffer. Positions are read two blocks ahead and turned into addresses one block
 // ahead, so that the chain position > page > row is never waited for in one piece; lane l of a warp holds the
 // address of its row l % 16.
@@ -93,10 +78,8 @@ __device__ __forceinline__ void Produce(const Attend& a, unsigned char* smem, ui
         unsigned char* out = buffer + row * 128;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float f = __shfl_sync(~0u, scale[i & 1], (lane & 24) + j) * 0x1p120f;
-          const __nv_bfloat16 large = __float2bfloat16_rn(f);
-          const __nv_bfloat162 large2 = __bfloat162bfloat162(large),
-                               small2 = __float2bfloat162_rn(f - __bfloat162float(large));
+          __nv_bfloat162 large2, small2;
+          SplitScale(__shfl_sync(~0u, scale[i & 1], (lane & 24) + j), large2, small2);
           uint4 lo, hi;
           Dequantise(x[j].x, large2, small2, lo.x, lo.y);
           Dequantise(x[j].y, large2, small2, lo.z, lo.w);

@@ -47,14 +47,34 @@ __device__ __forceinline__ void BlockSums(uint32_t a, uint32_t b, Board& board, 
   side ^= 1;
 }
 
-// The highest bar that at least k of the keys reach, two bits a round; stops as soon as exactly k reach it.
-// Keys of 0 do not count. `reach` is how many do.
+// The highest bar that at least k of the keys reach, two bits a round; stops as soon as exactly k reach it,
+// or with the bits under `last` zero. Keys of 0 do not count. `reach` is how many do.
 template <int N>
-__device__ __forceinline__ uint32_t FindBar(const uint32_t (&key)[N], uint32_t k, uint32_t count,
+__device__ __forceinline__ uint32_t FindBar(const uint32_t (&key)[N], uint32_t k, uint32_t count, int last,
                                             Board& board, int& side, uint32_t& reach) {
-  uint32_t bar = 0;
+  // The bits that all keys share need no round.
+  uint32_t low = ~0u, high = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    low = min(low, key[i] == 0 ? ~0u : key[i]);
+    high = max(high, key[i]);
+  }
+  low = __reduce_min_sync(~0u, low);
+  high = __reduce_max_sync(~0u, high);
+  const int lane = threadIdx.x & 31;
+  if (lane == 0) {
+    board.low[side][threadIdx.x >> 5] = low;
+    board.high[side][threadIdx.x >> 5] = high;
+  }
+  __syncthreads();
+  low = __reduce_min_sync(~0u, lane < kWarps ? board.low[side][lane] : ~0u);
+  high = __reduce_max_sync(~0u, lane < kWarps ? board.high[side][lane] : 0u);
+  side ^= 1;
   reach = count;
-  for (int bit = 30; bit >= 0 && reach != k; bit -= 2) {
+  if (low >= high) return high;
+  const int first = (31 - __clz(int(low ^ high))) & ~1;
+  uint32_t bar = first == 30 ? 0 : high >> (first + 2) << (first + 2);
+  for (int bit = first; bit >= last && reach != k; bit -= 2) {
     const uint32_t t1 = bar | (1u << bit), t2 = bar | (2u << bit), t3 = bar | (3u << bit);
     uint32_t n12 = 0, n3 = 0;
 #pragma unroll
@@ -101,7 +121,7 @@ __device__ __forceinline__ Cut FindCut(const uint32_t* keys, const uint32_t* whe
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) key[i] = uint32_t(i * kThreads + t) < count ? keys[i * kThreads + t] : 0;
   uint32_t reach;
-  const uint32_t bar = FindBar(key, k, count, board, side, reach);
+  const uint32_t bar = FindBar(key, k, count, 0, board, side, reach);
   Cut cut{bar, ~0u};
   if (reach == k) return cut;
   // The bar is the k-th key itself and has equals: the lowest positions stay.
@@ -128,35 +148,34 @@ __device__ __forceinline__ bool Stays(const Cut& cut, uint32_t key, uint32_t whe
 }
 
 // Appends the positions [at, at + 4) whose bit in `pass` is set; places past the end are counted, not
-// written.
+// written. Which place a position gets is left to chance: the buffer has no order.
 __device__ __forceinline__ void Append(unsigned pass, const uint32_t (&k)[4], int at, uint32_t* keys,
                                        uint32_t* where, uint32_t* stored) {
   const int lane = threadIdx.x & 31;
-  const int mine = __popc(pass);
-  int scan = mine;
-#pragma unroll
-  for (int o = 1; o < 32; o <<= 1) {
-    const int u = __shfl_up_sync(~0u, scan, o);
-    if (lane >= o) scan += u;
-  }
-  uint32_t place = 0;
-  if (lane == 31) place = atomicAdd(stored, uint32_t(scan));
-  place = __shfl_sync(~0u, place, 31) + uint32_t(scan - mine);
+  const unsigned below = (1u << lane) - 1;
+  uint32_t mine[4], count = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (pass >> i & 1) {
-      if (place < kCap) {
-        keys[place] = k[i];
-        where[place] = uint32_t(at + i);
-      }
-      ++place;
+    const unsigned mask = __ballot_sync(~0u, pass >> i & 1);
+    mine[i] = count + uint32_t(__popc(mask & below));
+    count += uint32_t(__popc(mask));
+  }
+  uint32_t place = 0;
+  if (lane == 0) place = atomicAdd(stored, count);
+  place = __shfl_sync(~0u, place, 0);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if ((pass >> i & 1) && place + mine[i] < kCap) {
+      keys[place + mine[i]] = k[i];
+      where[place + mine[i]] = uint32_t(at + i);
     }
   }
 }
 
-// Calls fn(position, four keys) for the whole row, all lanes of a warp together; keys past the end are 0.
+// Calls fn(position, four scores) for the whole row, all lanes of a warp together; scores past the end mean
+// nothing.
 template <typename Fn>
-__device__ __forceinline__ void Stream(const float* row, int n, Fn fn) {
+__device__ __forceinline__ void StreamScores(const float* row, int n, Fn fn) {
   constexpr int kRound = kThreads * 4;
   float4 v[kFlight];
   const auto fetch = [&](int base, float4& x) {
@@ -170,13 +189,21 @@ __device__ __forceinline__ void Stream(const float* row, int n, Fn fn) {
     for (int j = 0; j < kFlight; ++j) {
       const int at = base + j * kRound + int(threadIdx.x) * 4;
       if (base + j * kRound >= n) break;  // for the whole block
-      uint32_t k[4] = {KeyOf(v[j].x), KeyOf(v[j].y), KeyOf(v[j].z), KeyOf(v[j].w)};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) k[i] = at + i < n ? k[i] : 0u;
+      const float4 x = v[j];
       fetch(base + (j + kFlight) * kRound, v[j]);
-      fn(at, k);
+      fn(at, x);
     }
   }
+}
+// The same with keys; those past the end are 0.
+template <typename Fn>
+__device__ __forceinline__ void Stream(const float* row, int n, Fn fn) {
+  StreamScores(row, n, [&](int at, const float4& x) {
+    uint32_t k[4] = {KeyOf(x.x), KeyOf(x.y), KeyOf(x.z), KeyOf(x.w)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) k[i] = at + i < n ? k[i] : 0u;
+    fn(at, k);
+  });
 }
 
 __global__ void __launch_bounds__(kThreads, 2)
@@ -211,15 +238,22 @@ __global__ void __launch_bounds__(kThreads, 2)
     const float expected = 4.0f * kThreads * float(topk) / float(n);
     const uint32_t rank = min(uint32_t(4 * kThreads), uint32_t(expected + 5.0f * sqrtf(expected) + 8.0f));
     uint32_t reach;
-    bar = FindBar(sample, rank, 4 * kThreads, board, side, reach);
+    bar = FindBar(sample, rank, 4 * kThreads, 12, board, side, reach);
   }
   if (t == 0) stored = 0;
   __syncthreads();
-  Stream(row, n, [&](int at, const uint32_t(&key)[4]) {
+  // Scores are compared as floats, and only what passes becomes a key: a NaN passes, and -0 where the bar is
+  // 0.
+  const float lowest_kept = bar == 0 ? -INFINITY : FloatOf(bar);
+  StreamScores(row, n, [&](int at, const float4& x) {
+    const float f[4] = {x.x, x.y, x.z, x.w};
     unsigned pass = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pass |= unsigned(key[i] != 0 && key[i] >= bar) << i;
-    if (__any_sync(~0u, pass != 0)) Append(pass, key, at, keys, where, &stored);
+    for (int i = 0; i < 4; ++i) pass |= unsigned(at + i < n && !(f[i] < lowest_kept)) << i;
+    if (__any_sync(~0u, pass != 0)) {
+      const uint32_t key[4] = {KeyOf(f[0]), KeyOf(f[1]), KeyOf(f[2]), KeyOf(f[3])};
+      Append(pass, key, at, keys, where, &stored);
+    }
   });
   __syncthreads();
   uint32_t held = stored;

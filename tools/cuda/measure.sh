@@ -1,0 +1,64 @@
+#!/bin/sh
+# What docs/kernels holds, measured on this machine: tools/cuda/measure.sh SLUICE OUT_DIR [goldens|eval|model]...
+# Needs a build with SLUICE_CUDA=ON and one GPU; run it from the repository's root. Every part goes on when one fails; the
+# exit code is 1 then.
+set -u
+sluice=$1
+out=$2
+shift 2
+parts=${*:-goldens eval model}
+mkdir -p "$out"
+failed=0
+
+run() {  # FILE ARGUMENTS...: the command and its output
+  file=$out/$1
+  shift
+  echo "\$ sluice $*" >> "$file"
+  timeout "${LIMIT:-200}" "$sluice" "$@" >> "$file" 2>> "$out/log.txt" || { echo "FAILED: sluice $*" | tee -a "$file"; failed=1; }
+}
+
+goldens() {
+  for m in glm-moe-dsa deepseek-v32 deepseek-v3 deepseek-v2 glm4-moe-lite; do
+    run goldens-h200.txt eval tests/data/tiny-random/$m --golden tests/data/tiny-random/$m --device cuda --dtype float32
+  done
+  run goldens-h200.txt eval models/ledger-28m-fp8 --golden tests/data/golden --device cuda --dtype float32
+  run goldens-h200.txt eval models/ledger-28m-fp8 --golden tests/data/golden --device cuda --dtype bf16
+  run goldens-h200.txt eval models/ledger-28m-fp8 --golden tests/data/golden --device cuda --kv-cache-dtype fp8_e4m3
+}
+
+answers() {
+  qa="eval models/ledger-28m-fp8 --device cuda --dataset tests/data/eval/ledger_qa.jsonl"
+  run eval-h200.txt $qa --passes warm --expected tests/data/eval/expected.json
+  run eval-h200.txt $qa --limit 100 --passes cold,warm
+  run eval-h200.txt $qa --limit 100 --passes cold,warm,l2,l3 --enable-hierarchical-cache --hicache-storage-backend file \
+    --enable-deterministic-inference --kv-cache-dtype fp8_e4m3
+  run eval-h200.txt $qa --limit 100 --passes cold,warm --enable-deterministic-inference --chunked-prefill-size 64 \
+    --max-running-requests 4
+}
+
+# GLM-5 with 6 of its layers, fp8 weights, dummy values.
+model() {
+  dir=$(mktemp -d)
+  python3 - "$dir" << 'P'
+import json, sys
+c = json.load(open('tests/data/configs/glm-5.2.json'))
+c.update(num_hidden_layers=6, num_nextn_predict_layers=0, quantization_config={
+    'quant_method': 'fp8', 'fmt': 'e4m3', 'activation_scheme': 'dynamic', 'weight_block_size': [128, 128]})
+json.dump(c, open(sys.argv[1] + '/config.json', 'w'))
+P
+  flags=${MODEL_FLAGS:---prefill 4096,32768,131072 --decode-batch 1,32,128 --decode-context 32768 --cached 131072 --extend 512 --rounds 1}
+  LIMIT=500
+  run bench-model-h200.txt bench model "$dir" --device cuda --load-format dummy --kv-cache-dtype fp8_e4m3 \
+    --chunked-prefill-size 4096 --context-length 140000 $flags --json "$out/bench-model-glm5-6-layers-h200.json"
+  rm -r "$dir"
+}
+
+for part in $parts; do
+  case $part in
+    goldens) goldens ;;
+    eval) answers ;;
+    model) model ;;
+    *) echo "measure.sh: unknown part $part" >&2; exit 2 ;;
+  esac
+done
+exit $failed
