@@ -4,9 +4,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <sstream>
 
+#include "base/file_text.h"
 #include "commands.h"
+#include "config/model_config_file.h"
 #include "config/parameter_count.h"
 #include "fmt/format.h"
 #include "kv/kv_layout.h"
@@ -75,11 +76,8 @@ StatusOr<int> Run(const PlanOptions& o) {
   if (std::filesystem::is_directory(o.config)) {
     loaded = LoadModelConfig(o.config, overrides);
   } else {
-    std::ifstream in(o.config);
-    if (!in) return NotFound("{}: no such config.json or model folder", o.config);
-    std::stringstream text;
-    text << in.rdbuf();
-    loaded = ParseModelConfig(text.str(), overrides);
+    ASSIGN_OR_RETURN(const std::string text, ReadFileText(o.config));
+    loaded = ParseModelConfigFile(o.config, text, overrides);
   }
   ASSIGN_OR_RETURN(const ModelConfig model, std::move(loaded));
   if (o.speculative && model.num_draft_layers == 0)

@@ -1,13 +1,12 @@
 // sluice serve: the composition root of a server. Configuration > model > engine > HTTP.
 #include <sys/resource.h>
 
-#include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <sstream>
 
+#include "api/generation_config.h"
 #include "api/requests.h"
 #include "base/clock.h"
+#include "base/file_text.h"
 #include "base/log.h"
 #include "commands.h"
 #include "config/flags.h"
@@ -56,13 +55,19 @@ void RaiseDescriptorLimit(int64_t connections) {
   }
 }
 
-SamplingDefaults DefaultsFor(const ServerConfig& config, const std::string& folder) {
-  if (config.sampling_defaults != "model") return {};
-  std::ifstream in(std::filesystem::path(folder) / "generation_config.json");
-  if (!in) return {};
-  std::stringstream text;
-  text << in.rdbuf();
-  return DefaultsFromGenerationConfig(text.str());
+StatusOr<SamplingDefaults> DefaultsFor(const ServerConfig& config, const std::string& folder) {
+  if (config.sampling_defaults != "model") return SamplingDefaults{};
+  const std::string path = folder + "/generation_config.json";
+  const StatusOr<std::string> text = ReadFileText(path);
+  if (absl::IsNotFound(text.status())) return SamplingDefaults{};
+  RETURN_IF_ERROR(text.status());
+  StatusOr<SamplingDefaults> defaults = ReadGenerationConfig(*text);
+  if (!defaults.ok()) {
+    return Status(defaults.status().code(),
+                  fmt::format("{}: {} (correct it, or start with --sampling-defaults openai)", path,
+                              Message(defaults.status())));
+  }
+  return defaults;
 }
 
 Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
@@ -114,6 +119,8 @@ Status ChooseParsers(const ServerConfig& config, const std::string& architecture
 StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer(const ServerConfig& config) {
   RETURN_IF_ERROR(HttpServer::CanListen({.host = config.host, .port = uint16_t(config.port)}));
   ASSIGN_OR_RETURN(const std::string folder, ResolveModelFolder(config));
+  RETURN_IF_ERROR(
+      LoadModelConfig(folder, config.overrides).status());  // first: a wrong folder lacks everything
   return Tokenizer::Load(config.tokenizer_path.empty() ? folder : config.tokenizer_path);
 }
 
@@ -122,6 +129,8 @@ Status Serve(const ServerConfig& config, std::unique_ptr<LeaveOnSignal> starting
   SetUpLog(config.log_level);
   ASSIGN_OR_RETURN(Origins origins, Origins::Parse(config.cors_origins));
   for (const std::string& line : config.notices) spdlog::info("{}", line);
+  ASSIGN_OR_RETURN(const std::string folder, ResolveModelFolder(config));
+  ASSIGN_OR_RETURN(const SamplingDefaults defaults, DefaultsFor(config, folder));
   ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, LoadTokenizer(config));
   ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, LoadModel(config));
   for (const std::string& line : model->notices) spdlog::info("{}", line);
@@ -152,7 +161,7 @@ Status Serve(const ServerConfig& config, std::unique_ptr<LeaveOnSignal> starting
   options.request_timeout_s = config.request_timeout_s;
   options.limits.vocab_size = int32_t(model->config.vocab_size);
   options.limits.context_length = model->context_length;
-  options.defaults = DefaultsFor(config, model->folder);
+  options.defaults = defaults;
   RETURN_IF_ERROR(ChooseParsers(config, model->config.architecture_name, &options));
   for (const int32_t id : model->config.eos_token_ids) options.stop_tokens.push_back(id);
   options.page = !config.disable_page;

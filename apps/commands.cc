@@ -1,5 +1,6 @@
 #include "commands.h"
 
+#include <filesystem>
 #include <iostream>
 
 namespace sluice {
@@ -29,10 +30,17 @@ ExitCode ExitCodeOf(const Status& status) {
   }
 }
 
+// A complaint that begins with the name of a file is about that file: --help knows nothing of it.
+static bool AboutAFile(std::string_view message) {
+  std::error_code error;
+  return std::filesystem::exists(message.substr(0, message.find(": ")), error);
+}
+
 int FailWith(std::string_view command, const Status& status) {
   const ExitCode code = ExitCodeOf(status);
   std::cerr << "sluice " << command << ": " << Message(status) << "\n";
-  if (code == kExitUsage) std::cerr << "see: sluice " << command << " --help\n";
+  if (code == kExitUsage && !AboutAFile(Message(status)))
+    std::cerr << "see: sluice " << command << " --help\n";
   return code;
 }
 

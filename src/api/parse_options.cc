@@ -131,20 +131,25 @@ void CheckContent(FieldReader& f, JsonElement content, const std::string& field)
 
 }  // namespace
 
+void ReadDefaults(FieldReader& f, SamplingDefaults* out) {
+  f.Float("temperature", 0, 2, &out->temperature);
+  f.Float("top_p", 0, 1, &out->top_p, /*exclusive_low=*/true);
+  f.Int32("top_k", -1, std::numeric_limits<int32_t>::max(), &out->top_k);
+  if (out->top_k == 0) out->top_k = -1;
+  f.Float("min_p", 0, 1, &out->min_p);
+  f.Float("repetition_penalty", 0.01, 2, &out->repetition_penalty);  // its powers stay far from infinity
+}
+
 void ReadSampling(FieldReader& f, const ApiLimits& limits, const SamplingDefaults& defaults,
                   int32_t stops_max, GenerationOptions* out) {
   SamplingParams& s = out->sampling;
-  s.temperature = defaults.temperature;
-  s.top_p = defaults.top_p;
-  s.top_k = defaults.top_k;
-  s.min_p = defaults.min_p;
-  s.repetition_penalty = defaults.repetition_penalty;
-  f.Float("temperature", 0, 2, &s.temperature);
-  f.Float("top_p", 0, 1, &s.top_p, /*exclusive_low=*/true);
-  f.Int32("top_k", -1, std::numeric_limits<int32_t>::max(), &s.top_k);
-  if (s.top_k == 0) s.top_k = -1;
-  f.Float("min_p", 0, 1, &s.min_p);
-  f.Float("repetition_penalty", 0.01, 2, &s.repetition_penalty);  // its powers stay far from infinity
+  SamplingDefaults mine = defaults;
+  ReadDefaults(f, &mine);
+  s.temperature = mine.temperature;
+  s.top_p = mine.top_p;
+  s.top_k = mine.top_k;
+  s.min_p = mine.min_p;
+  s.repetition_penalty = mine.repetition_penalty;
   f.Float("presence_penalty", -2, 2, &s.presence_penalty);
   f.Float("frequency_penalty", -2, 2, &s.frequency_penalty);
   f.Int32("n", 1, limits.n_max, &s.n);

@@ -8,6 +8,8 @@
 
 namespace sluice::api_internal {
 
+// The fields that generation_config.json has too, in the same ranges: what is absent stays as it is.
+void ReadDefaults(FieldReader& f, SamplingDefaults* out);
 // temperature, top_p, ..., stop, seed, logit_bias, n, min_tokens, ignore_eos: the same names in all three.
 void ReadSampling(FieldReader& f, const ApiLimits& limits, const SamplingDefaults& defaults,
                   int32_t stops_max, GenerationOptions* out);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "api/generation_config.h"
 #include "api/parse_options.h"
 #include "api/requests.h"
 
@@ -280,26 +281,25 @@ std::optional<ApiError> ParseAbort(std::string_view body, const ApiLimits& limit
   return error;
 }
 
-SamplingDefaults DefaultsFromGenerationConfig(std::string_view text) {
+StatusOr<SamplingDefaults> ReadGenerationConfig(std::string_view text) {
   SamplingDefaults d;
   JsonBody json;
-  if (JsonBody::Parse(text, &json)) return d;
+  if (JsonBody::Parse(text, &json)) return Invalid("not one JSON object, which it must be");
   std::optional<ApiError> error;
-  const auto read = [&](std::string_view name, double low, double high, float* out, bool exclusive) {
-    std::optional<ApiError> ignored;  // a value that is out of range is no default
-    FieldReader(json.root(), "", &ignored).Float(name, low, high, out, exclusive);
-  };
-  read("temperature", 0, 2, &d.temperature, false);
-  read("top_p", 0, 1, &d.top_p, true);
-  read("min_p", 0, 1, &d.min_p, false);
-  read("repetition_penalty", 0, 2, &d.repetition_penalty, true);
   FieldReader f(json.root(), "", &error);
-  f.Int32("top_k", -1, std::numeric_limits<int32_t>::max(), &d.top_k);
-  if (d.top_k == 0) d.top_k = -1;
+  ReadDefaults(f, &d);
   bool do_sample = true;
-  error.reset();
   if (f.Bool("do_sample", &do_sample) && !do_sample) d.temperature = 0;
-  return d;
+  if (!error) return d;
+  std::string message = error->message;  // made for who sends a request
+  constexpr std::string_view kSend = "; send ";
+  if (const size_t at = message.find(kSend); at != message.npos)
+    message.replace(at, kSend.size(), "; write ");
+  return Invalid("{}", message);
+}
+
+SamplingDefaults DefaultsFromGenerationConfig(std::string_view text) {
+  return ReadGenerationConfig(text).value_or(SamplingDefaults{});
 }
 
 }  // namespace sluice

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "api/generation_config.h"
 #include "api/json_reader.h"
 #include "api/requests.h"
 
@@ -168,13 +169,31 @@ TEST(SamplingTest, StopStrings) {
   EXPECT_EQ(Native(R"("text":"t","sampling_params":{"stop":["a","b","c","d","e"]})"), "");
 }
 
+TEST(SamplingTest, DefaultsThatCannotBeAreRefusedWithTheirRange) {
+  const auto error = [](std::string_view text) {
+    const auto d = ReadGenerationConfig(text);
+    return d.ok() ? std::string("accepted") : std::string(d.status().message());
+  };
+  EXPECT_EQ(error(R"({"temperature":"hot"})"), "temperature: \"hot\" is not a number; write one from 0 to 2");
+  EXPECT_EQ(error(R"({"temperature":-5,"top_p":9})"),
+            "temperature: -5 is out of range; write a number of at least 0 and at most 2");
+  EXPECT_THAT(error(R"({"top_p":9})"), HasSubstr("top_p: 9 is out of range"));
+  EXPECT_THAT(error(R"({"repetition_penalty":0})"), HasSubstr("repetition_penalty: 0 is out of range"));
+  EXPECT_THAT(error(R"({"min_p":1.5})"), HasSubstr("min_p: 1.5 is out of range"));
+  EXPECT_THAT(error(R"({"top_k":"all"})"), HasSubstr("top_k: \"all\" is not a whole number"));
+  EXPECT_THAT(error(R"({"top_k":-2})"), HasSubstr("top_k: -2 is out of range"));
+  EXPECT_THAT(error(R"({"do_sample":"no"})"), HasSubstr("do_sample: \"no\" is not a boolean"));
+  EXPECT_THAT(error(R"({"top_k":1,"top_k":2})"), HasSubstr("top_k"));
+  EXPECT_THAT(error("nonsense"), HasSubstr("JSON object"));
+  EXPECT_EQ(error(R"({"temperature":null,"top_k":0,"transformers_version":"4.57.0"})"), "accepted");
+}
+
 TEST(SamplingTest, DefaultsComeFromTheModelUnlessSent) {
   const SamplingDefaults greedy =
-      DefaultsFromGenerationConfig(R"({"do_sample":false,"temperature":1.0,"top_k":50})");
+      ReadGenerationConfig(R"({"do_sample":false,"temperature":1.0,"top_k":50})").value();
   EXPECT_EQ(greedy.temperature, 0);
   EXPECT_EQ(greedy.top_k, 50);
-  EXPECT_EQ(DefaultsFromGenerationConfig(R"({"temperature":0.6,"top_p":0.95})").top_p, 0.95f);
-  EXPECT_EQ(DefaultsFromGenerationConfig("nonsense").temperature, 1);
+  EXPECT_EQ(ReadGenerationConfig(R"({"temperature":0.6,"top_p":0.95})")->top_p, 0.95f);
   ChatRequest out;
   EXPECT_FALSE(ParseChat(R"({"messages":[{"role":"user","content":"x"}],"top_k":3})", kLimits, greedy, &out));
   EXPECT_EQ(out.options.sampling.temperature, 0);

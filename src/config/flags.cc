@@ -8,6 +8,7 @@
 #include "config/config_file.h"
 #include "config/flag_values.h"
 #include "config/legality.h"
+#include "config/model_config_file.h"
 
 namespace sluice {
 namespace {
@@ -128,6 +129,7 @@ class CommandLineParser {
     }
     if (problems_.empty()) CheckPositional();
     if (problems_.empty() && syntax_.engine_flags) {
+      if (const Status s = CheckOverrides(line_.server.overrides); !s.ok()) Problem(std::string(Message(s)));
       for (std::string& problem : IllegalCombinations(line_.server, nullptr))
         problems_.push_back(std::move(problem));
     }
@@ -279,6 +281,7 @@ class CommandLineParser {
             fmt::format("{}={} is ignored: {} is given", flag.env, value, flag.name()));
       } else {
         from_env_[&flag] = value;
+        if (flag.status == FlagStatus::kNoEffect) continue;  // what becomes of it is said when it is applied
         line_.server.notices.push_back(fmt::format("{}={} is in force as {}", flag.env, value, flag.name()));
       }
     }
@@ -309,7 +312,9 @@ class CommandLineParser {
       return;
     }
     if (flag.status == FlagStatus::kNoEffect && noted_.insert(&flag).second) {
-      line_.server.notices.push_back(fmt::format("{} has no effect here: {}", source, flag.note));
+      const std::string value =
+          flag.env == source ? fmt::format("={} ({})", values.front(), flag.name()) : "";
+      line_.server.notices.push_back(fmt::format("{}{} has no effect here: {}", source, value, flag.note));
     }
   }
 

@@ -2,9 +2,12 @@
 
 #include <cmath>
 
+#include "base/file_text.h"
+
 namespace sluice {
 
 StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what) {
+  const std::string at = what.empty() ? "" : fmt::format("{}: ", what);
   // These files are small and flat; refuse deep nesting before a recursive parser sees it.
   int depth = 0;
   bool in_string = false;
@@ -16,7 +19,7 @@ StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '{' || c == '[') {
-      if (++depth > 64) return Invalid("{}: nested deeper than 64 levels at byte {}", what, i);
+      if (++depth > 64) return Invalid("{}nested deeper than 64 levels at byte {}", at, i);
     } else if (c == '}' || c == ']') {
       --depth;
     }
@@ -25,9 +28,9 @@ StatusOr<Json> ParseJsonObject(std::string_view text, std::string_view what) {
   try {
     json = Json::parse(text);
   } catch (const nlohmann::json::exception& e) {
-    return Invalid("{}: not valid JSON: {}", what, e.what());
+    return Invalid("{}not valid JSON: {}", at, JsonComplaint(e.what()));
   }
-  if (!json.is_object()) return Invalid("{}: holds a JSON {}, expected an object", what, json.type_name());
+  if (!json.is_object()) return Invalid("{}holds a JSON {}, expected an object", at, json.type_name());
   return json;
 }
 

@@ -1,13 +1,12 @@
 #include "config/model_config.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
-#include "base/regular_file.h"
+#include "base/file_text.h"
 #include "config/index_schedule.h"
 #include "config/json_fields.h"
+#include "config/model_config_file.h"
 #include "config/rope_config.h"
 
 namespace sluice {
@@ -283,7 +282,26 @@ Status ReadQuantization(const JsonFields& f, ModelConfig& c) {
   return OkStatus();
 }
 
-Status AddStopTokens(const JsonFields& f, std::vector<int32_t>& ids) {
+// What the model computes in is --dtype; this key says what the weights are meant to be stored in.
+Status ReadDtype(const JsonFields& f) {
+  ASSIGN_OR_RETURN(std::string dtype, f.String("dtype", ""));
+  ASSIGN_OR_RETURN(const std::string torch_dtype, f.String("torch_dtype", ""));
+  if (!dtype.empty() && !torch_dtype.empty() && dtype != torch_dtype) {
+    return Invalid("dtype: \"{}\" differs from torch_dtype \"{}\"; keep one of them", dtype, torch_dtype);
+  }
+  const std::string_view key = dtype.empty() ? "torch_dtype" : "dtype";
+  if (dtype.empty()) dtype = torch_dtype;
+  constexpr std::string_view kTorch = "torch.";
+  std::string_view name = dtype;
+  if (name.starts_with(kTorch)) name.remove_prefix(kTorch.size());
+  for (std::string_view known : {"", "bfloat16", "float16", "float32", "float8_e4m3fn"}) {
+    if (name == known) return OkStatus();
+  }
+  return Unsupported("{}: \"{}\" is not supported; bfloat16, float16, float32 and float8_e4m3fn are", key,
+                     dtype);
+}
+
+Status AddStopTokens(const JsonFields& f, int64_t vocab_size, std::vector<int32_t>& ids) {
   const Json* v = f.Find("eos_token_id");
   if (v == nullptr) return OkStatus();
   const Json list = v->is_array() ? *v : Json::array({*v});
@@ -291,21 +309,26 @@ Status AddStopTokens(const JsonFields& f, std::vector<int32_t>& ids) {
     if (!id.is_number_integer() || id < 0 || id > 0x7fffffff) {
       return f.WrongType("eos_token_id", *v, "a token id or a list of token ids");
     }
+    if (id.get<int64_t>() >= vocab_size) {
+      return Invalid(
+          "eos_token_id: {} is not below vocab_size {}: no answer would ever end with it; give the id that "
+          "ends an "
+          "answer, or null",
+          id.get<int64_t>(), vocab_size);
+    }
     const int32_t n = id.get<int32_t>();
     if (std::find(ids.begin(), ids.end(), n) == ids.end()) ids.push_back(n);
   }
   return OkStatus();
 }
 
-StatusOr<std::string> ReadFile(const std::string& path) {
-  RETURN_IF_ERROR(CheckRegularFile(path));
-  std::ifstream in(path, std::ios::binary);
-  if (!in)
-    return NotFound("{}: cannot be opened; give a folder with config.json and safetensors files", path);
-  std::stringstream s;
-  s << in.rdbuf();
-  if (in.bad()) return Unavailable("{}: cannot be read", path);
-  return std::move(s).str();
+// A complaint about a file of the model folder, with what can be done about any of them.
+Status InFile(const std::string& path, const Status& s, bool can_override) {
+  if (s.code() == absl::StatusCode::kUnimplemented)
+    return Status(s.code(), fmt::format("{}: {} (take a model of a supported kind)", path, Message(s)));
+  return Status(s.code(), fmt::format("{}: {} ({})", path, Message(s),
+                                      can_override ? "correct it there or with --json-model-override-args"
+                                                   : "correct it there"));
 }
 
 }  // namespace
@@ -316,8 +339,8 @@ bool ModelConfig::IsFullIndexLayer(LogicalLayer l) const {
 }
 
 StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json, const ModelOverrides& overrides) {
-  ASSIGN_OR_RETURN(Json json, ParseJsonObject(config_json, "config.json"));
   ASSIGN_OR_RETURN(const Json patch, MergedOverrides(overrides));
+  ASSIGN_OR_RETURN(Json json, ParseJsonObject(config_json, ""));
   DeepMerge(json, patch);
   const JsonFields f(json);
   ModelConfig c;
@@ -342,25 +365,38 @@ StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json, const Model
   RETURN_IF_ERROR(ReadIndex(f, c));
   RETURN_IF_ERROR(ReadLayerKinds(f, c));
   RETURN_IF_ERROR(ReadQuantization(f, c));
-  RETURN_IF_ERROR(AddStopTokens(f, c.eos_token_ids));
+  RETURN_IF_ERROR(ReadDtype(f));
+  RETURN_IF_ERROR(AddStopTokens(f, c.vocab_size, c.eos_token_ids));
   c.merged_json = json.dump();
   return c;
 }
 
+Status CheckOverrides(const ModelOverrides& overrides) { return MergedOverrides(overrides).status(); }
+
+StatusOr<ModelConfig> ParseModelConfigFile(const std::string& path, std::string_view config_json,
+                                           const ModelOverrides& overrides) {
+  RETURN_IF_ERROR(CheckOverrides(overrides));  // of the command line, not of the file
+  StatusOr<ModelConfig> config = ParseModelConfig(config_json, overrides);
+  if (!config.ok()) return InFile(path, config.status(), true);
+  return config;
+}
+
 StatusOr<ModelConfig> LoadModelConfig(const std::string& folder, const ModelOverrides& overrides) {
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(folder + "/config.json"));
-  StatusOr<ModelConfig> config = ParseModelConfig(text, overrides);
-  if (!config.ok()) {
-    return Status(config.status().code(),
-                  fmt::format("{}/config.json: {}", folder, Message(config.status())));
+  const std::string path = folder + "/config.json", generation_path = folder + "/generation_config.json";
+  const StatusOr<std::string> text = ReadFileText(path);
+  if (absl::IsNotFound(text.status())) {
+    return NotFound("{}: is not there; give a folder with config.json, tokenizer.json and *.safetensors",
+                    path);
   }
-  const StatusOr<std::string> generation = ReadFile(folder + "/generation_config.json");
+  RETURN_IF_ERROR(text.status());
+  ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfigFile(path, *text, overrides));
+  const StatusOr<std::string> generation = ReadFileText(generation_path);
   if (absl::IsNotFound(generation.status())) return config;
   RETURN_IF_ERROR(generation.status());
-  ASSIGN_OR_RETURN(const Json json, ParseJsonObject(*generation, folder + "/generation_config.json"));
-  const Status added =
-      AddStopTokens(JsonFields(json, folder + "/generation_config.json: "), config->eos_token_ids);
-  RETURN_IF_ERROR(added);
+  const StatusOr<Json> json = ParseJsonObject(*generation, "");
+  if (!json.ok()) return InFile(generation_path, json.status(), false);
+  const Status added = AddStopTokens(JsonFields(*json), config.vocab_size, config.eos_token_ids);
+  if (!added.ok()) return InFile(generation_path, added, false);
   return config;
 }
 

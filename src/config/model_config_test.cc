@@ -125,6 +125,33 @@ TEST(RopeSettings, BothSpellingsPresentMustAgree) {
   EXPECT_THAT(Error(With({{"rope_theta", 5e5}, {"rope_parameters", p}})), HasSubstr("rope_theta: 500000"));
 }
 
+TEST(RopeSettings, ThetaIsNeverMadeUp) {
+  const Json no_theta = {{"rope_theta", nullptr}};
+  EXPECT_THAT(Error(With(no_theta)), HasSubstr("rope_theta: missing"));
+  for (const char* parameters : {"{}", R"({"rope_type": "default"})"}) {
+    Json j = With(no_theta);
+    j["rope_parameters"] = Json::parse(parameters);
+    EXPECT_THAT(Error(j), HasSubstr("rope_parameters.rope_theta: missing"));
+    j["rope_theta"] = 1e6;  // the key beside it will do
+    EXPECT_EQ(Good(j).rope.theta, 1e6);
+  }
+}
+
+TEST(ModelConfigText, OnlyDtypesOfSupportedWeightsPass) {
+  for (const char* dtype : {"bfloat16", "float16", "float32", "float8_e4m3fn", "torch.bfloat16"}) {
+    Good(With({{"dtype", dtype}}));
+    Good(With({{"torch_dtype", dtype}}));
+  }
+  for (const char* dtype : {"int8", "float64", "uint8", "float8_e5m2", "auto", "bf16"}) {
+    EXPECT_THAT(Error(With({{"dtype", dtype}})),
+                AllOf(HasSubstr("dtype: \""), HasSubstr(dtype), HasSubstr("bfloat16")));
+    EXPECT_THAT(Error(With({{"torch_dtype", dtype}})), HasSubstr("torch_dtype: \""));
+  }
+  EXPECT_THAT(Error(With({{"dtype", 8}})), HasSubstr("dtype: 8 is not a string"));
+  EXPECT_THAT(Error(With({{"dtype", "bfloat16"}, {"torch_dtype", "float16"}})),
+              HasSubstr("differs from torch_dtype"));
+}
+
 TEST(RopeSettings, WrongScalingIsRefused) {
   const Json yarn = {{"type", "yarn"}, {"original_max_position_embeddings", 4096}};
   Json j = With({{"rope_scaling", yarn}});
@@ -146,6 +173,9 @@ TEST(StopTokens, ComeAsOneIdOrAsAList) {
   EXPECT_THAT(Good(With({{"eos_token_id", {7, 9, 7}}})).eos_token_ids, ElementsAre(7, 9));
   EXPECT_TRUE(Good(With({{"eos_token_id", nullptr}})).eos_token_ids.empty());
   EXPECT_THAT(Error(With({{"eos_token_id", "x"}})), HasSubstr("eos_token_id"));
+  EXPECT_THAT(Error(With({{"eos_token_id", 256}})),
+              HasSubstr("eos_token_id: 256 is not below vocab_size 256"));
+  EXPECT_THAT(Error(With({{"eos_token_id", {1, 99999}}})), HasSubstr("eos_token_id: 99999"));
 }
 
 TEST(StopTokens, OfGenerationConfigAreAdded) {

@@ -95,6 +95,14 @@ StatusOr<RopeConfig> ReadRopeConfig(const JsonFields& config, int64_t dim) {
   Settings s;
   const Json* parameters = config.Find("rope_parameters");
   const Json* scaling = config.Find("rope_scaling");
+  // Families differ in the value that an absent key would stand for: none is made up.
+  const auto has_theta = [](const Json* object) {
+    return object != nullptr && object->is_object() && JsonFields(*object).Has("rope_theta");
+  };
+  const bool objects =
+      (parameters == nullptr || parameters->is_object()) && (scaling == nullptr || scaling->is_object());
+  if (objects && !config.Has("rope_theta") && !has_theta(parameters) && !has_theta(scaling))
+    return config.Missing(parameters != nullptr ? "rope_parameters.rope_theta" : "rope_theta");
   if (parameters != nullptr) {
     ASSIGN_OR_RETURN(s, ReadObject(config, *parameters, "rope_parameters"));
     if (scaling != nullptr) {

@@ -12,7 +12,8 @@
 namespace sluice {
 namespace {
 
-constexpr double kFlushGraceS = 5;  // for the last bytes to slow clients
+constexpr double kFlushGraceS = 5;    // for the last bytes to slow clients
+constexpr double kHurriedGraceS = 1;  // the same after a second signal
 
 sigset_t ShutdownSignals() {
   sigset_t set;
@@ -54,21 +55,28 @@ void ServeUntilSignal(AppServer* server, Engine* engine, const Clock* clock, dou
   }
   spdlog::info("signal {}: no new requests; running ones may go on for {} s", signal, timeout_s);
   server->BeginDrain();
-  std::atomic<bool> drained{false};
+  std::atomic<bool> drained{false}, hurried{false};
   std::thread drain([&] {
     engine->Drain(clock->Now() + Nanos(timeout_s * 1e9));
-    server->Stop(kFlushGraceS);
+    server->Stop(hurried ? kHurriedGraceS : kFlushGraceS);
     drained = true;
   });
+  std::thread hurry;  // a second Drain, whose time is over, ends the first
   while (!drained) {
     const timespec wait{0, 20'000'000};
-    if (const int second = sigtimedwait(&set, nullptr, &wait); second > 0) {
-      spdlog::warn("signal {} again: leaving at once", second);
+    const int again = sigtimedwait(&set, nullptr, &wait);
+    if (again <= 0) continue;
+    if (hurried.exchange(true)) {
+      spdlog::warn("signal {} a third time: leaving at once", again);
       spdlog::default_logger()->flush();
-      _exit(128 + second);
+      _exit(128 + again);
     }
+    spdlog::warn("signal {} again: running requests end with an error now; a third one leaves at once",
+                 again);
+    hurry = std::thread([&] { engine->Drain(clock->Now()); });
   }
   drain.join();
+  if (hurry.joinable()) hurry.join();
 }
 
 }  // namespace sluice

@@ -28,7 +28,8 @@ class LeaveOnSignal {
 
 // Returns after the first signal, when running requests have ended, or ended with an error event once
 // `timeout_s` was over, and their answers are out: /health says 503 meanwhile and new work is refused. A
-// second signal ends the process at once, with status 128 + its number.
+// second signal is the end of that time: what runs ends with its error event now. A third one ends the
+// process at once, with status 128 + its number.
 void ServeUntilSignal(AppServer* server, Engine* engine, const Clock* clock, double timeout_s);
 
 }  // namespace sluice

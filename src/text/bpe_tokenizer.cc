@@ -1,11 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <bitset>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
-#include "base/regular_file.h"
+#include "base/file_text.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
 #include "text/regex_splitter.h"
@@ -460,16 +458,6 @@ std::string BpeTokenizer::Decode(std::span<const int32_t> ids, bool skip_special
   return out;
 }
 
-StatusOr<std::string> ReadFile(const std::string& path) {
-  RETURN_IF_ERROR(CheckRegularFile(path));
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return NotFound("{}: cannot be opened", path);
-  std::ostringstream content;
-  content << in.rdbuf();
-  if (in.bad()) return Unavailable("{}: reading failed", path);
-  return std::move(content).str();
-}
-
 }  // namespace
 
 StatusOr<std::shared_ptr<const Tokenizer>> Tokenizer::Parse(std::string_view tokenizer_json,
@@ -483,11 +471,22 @@ StatusOr<std::shared_ptr<const Tokenizer>> Tokenizer::Parse(std::string_view tok
 }
 
 StatusOr<std::shared_ptr<const Tokenizer>> Tokenizer::Load(const std::string& folder) {
-  ASSIGN_OR_RETURN(const std::string json, ReadFile(folder + "/tokenizer.json"));
-  StatusOr<std::string> config = ReadFile(folder + "/tokenizer_config.json");
-  auto tokenizer = Parse(json, config.ok() ? std::string_view(*config) : std::string_view());
-  if (!tokenizer.ok()) {
-    return Status(tokenizer.status().code(), fmt::format("{}: {}", folder, Message(tokenizer.status())));
+  const StatusOr<std::string> json = ReadFileText(folder + "/tokenizer.json");
+  if (absl::IsNotFound(json.status())) {
+    return NotFound(
+        "{}/tokenizer.json: is not there; fetch it, or name the folder that has it by --tokenizer-path",
+        folder);
+  }
+  RETURN_IF_ERROR(json.status());
+  StatusOr<std::string> config = ReadFileText(folder + "/tokenizer_config.json");
+  if (absl::IsNotFound(config.status())) config = std::string();
+  RETURN_IF_ERROR(config.status());
+  auto tokenizer = Parse(*json, *config);
+  if (!tokenizer.ok()) {  // its messages begin with the name of the file
+    return Status(
+        tokenizer.status().code(),
+        fmt::format("{}/{} (fetch the tokenizer's files again, or take a model with such a tokenizer)",
+                    folder, Message(tokenizer.status())));
   }
   return tokenizer;
 }

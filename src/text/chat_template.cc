@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
+#include "base/file_text.h"
 #include "text/deepseek_v32_encoder.h"
 #include "text/jinja/runtime.h"
 #include "text/json_depth.h"
@@ -213,12 +212,12 @@ class JinjaChatTemplate final : public ChatTemplate {
   bool arguments_as_text_ = false;
 };
 
-std::optional<std::string> ReadIfThere(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return std::nullopt;
-  std::ostringstream content;
-  content << in.rdbuf();
-  return std::move(content).str();
+// nullopt only when nothing is there.
+StatusOr<std::optional<std::string>> ReadIfThere(const std::string& path) {
+  StatusOr<std::string> text = ReadFileText(path);
+  if (text.ok()) return std::optional<std::string>(*std::move(text));
+  if (absl::IsNotFound(text.status())) return std::optional<std::string>();
+  return text.status();
 }
 
 // bos_token and the like, written as a string or as {"content": ...}.
@@ -249,7 +248,8 @@ Json SpecialTokens(const Json& config) {
 // The config's chat_template: a string, or a list of named ones.
 StatusOr<std::string> TemplateOf(const Json& config, const std::string& path) {
   const auto it = config.find("chat_template");
-  if (it == config.end() || it->is_null()) return NotFound("{}: no chat_template", path);
+  if (it == config.end() || it->is_null())
+    return NotFound("{}: holds no chat_template; add one, or a chat_template.jinja", path);
   if (it->is_string()) return it->get<std::string>();
   if (it->is_array()) {
     for (const Json& entry : *it) {
@@ -259,12 +259,16 @@ StatusOr<std::string> TemplateOf(const Json& config, const std::string& path) {
       }
     }
   }
-  return Invalid("{}: chat_template must be a string or a list with one named \"default\"", path);
+  return Invalid(
+      "{}: chat_template must be a string or a list with one named \"default\"; correct it, or put the "
+      "template into "
+      "chat_template.jinja",
+      path);
 }
 
 bool IsDeepseekV32(const std::string& folder) {
-  const auto text = ReadIfThere(folder + "/config.json");
-  if (!text || JsonTooDeep(*text)) return false;
+  const StatusOr<std::string> text = ReadFileText(folder + "/config.json");
+  if (!text.ok() || JsonTooDeep(*text)) return false;
   const Json config = Json::parse(*text, nullptr, false);
   if (!config.is_object() || !config.contains("architectures") || !config["architectures"].is_array())
     return false;
@@ -300,22 +304,31 @@ StatusOr<std::shared_ptr<const ChatTemplate>> ChatTemplate::Parse(std::string_vi
 }
 
 StatusOr<std::shared_ptr<const ChatTemplate>> ChatTemplate::Load(const std::string& folder) {
-  const std::string config_path = folder + "/tokenizer_config.json";
+  const std::string config_path = folder + "/tokenizer_config.json",
+                    file_path = folder + "/chat_template.jinja";
   Json config = Json::object();
-  if (const auto text = ReadIfThere(config_path)) {
-    config = Json::parse(*text, nullptr, false);
-    if (!config.is_object()) return Invalid("{}: not a JSON object", config_path);
+  ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadIfThere(config_path));
+  if (text) {
+    if (!JsonTooDeep(*text)) config = Json::parse(*text, nullptr, false);
+    if (!config.is_object() || JsonTooDeep(*text))
+      return Invalid("{}: is not a JSON object; fetch the file again", config_path);
   }
   const Json tokens = SpecialTokens(config);
   StatusOr<std::string> source = TemplateOf(config, config_path);
-  if (auto file = ReadIfThere(folder + "/chat_template.jinja")) source = std::move(*file);
+  ASSIGN_OR_RETURN(std::optional<std::string> file, ReadIfThere(file_path));
+  const std::string& path = file ? file_path : config_path;
+  if (file) source = *std::move(file);
   if (!source.ok()) {
     if (absl::IsNotFound(source.status()) && IsDeepseekV32(folder)) return MakeDeepseekV32Encoder();
     return source.status();
   }
   auto parsed = Parse(*source, tokens);
-  if (!parsed.ok())
-    return Status(parsed.status().code(), fmt::format("{}: {}", folder, Message(parsed.status())));
+  if (!parsed.ok()) {
+    return Status(parsed.status().code(),
+                  fmt::format("{}: chat template: {} (correct it, or take it out to serve without "
+                              "/v1/chat/completions)",
+                              path, Message(parsed.status())));
+  }
   return parsed;
 }
 

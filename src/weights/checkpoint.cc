@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <set>
 
+#include "base/file_text.h"
 #include "config/index_schedule.h"
 #include "simdjson.h"
 
@@ -17,7 +18,11 @@ namespace sluice {
 namespace {
 
 namespace fs = std::filesystem;
+// What a tensor that does not fit the config leaves to do.
+constexpr std::string_view kOtherModel =
+    "take weights and config.json from one model, and check --json-model-override-args";
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
+constexpr std::string_view kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
 
 bool EndsWith(std::string_view s, std::string_view tail) {
   return s.size() >= tail.size() && s.substr(s.size() - tail.size()) == tail;
@@ -37,8 +42,9 @@ int64_t LayerOf(std::string_view name) {
 Status CheckScales(std::string_view name, const std::string& file, const std::vector<float>& scales) {
   for (size_t i = 0; i < scales.size(); ++i) {
     if (!std::isfinite(scales[i]) || scales[i] < 0) {
-      return Invalid("{}: tensor \"{}\": scale {} is {}; scales must be finite and not negative", file, name,
-                     i, scales[i]);
+      return Invalid(
+          "{}: tensor \"{}\": scale {} is {}; scales must be finite and not negative (fetch the file again)",
+          file, name, i, scales[i]);
     }
   }
   return OkStatus();
@@ -112,7 +118,7 @@ StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& folder
     found = {"model.safetensors"};
   if (found.empty()) return NotFound("{}: no *.safetensors file; give a Hugging Face model folder", folder);
   if (found.size() > 1)
-    return Invalid("{}: {} *.safetensors files but no {}; the index file is needed", folder, found.size(),
+    return Invalid("{}: {} *.safetensors files but no {}; fetch the index file too", folder, found.size(),
                    kIndexName);
   RETURN_IF_ERROR(c->AddFile(folder + "/" + found[0]));
   return c;
@@ -122,18 +128,20 @@ Status Checkpoint::ReadIndexFile(const std::string& folder, const std::string& i
   simdjson::dom::parser parser;  // a large model has 100,000 entries
   simdjson::dom::element root;
   simdjson::dom::object entries;
-  if (const auto error = parser.load(index_path).get(root)) {
-    return Invalid("{}: cannot be read as JSON: {}", index_path, simdjson::error_message(error));
+  ASSIGN_OR_RETURN(const std::string text, ReadFileText(index_path));
+  if (const auto error = parser.parse(text).get(root)) {
+    return Invalid("{}: cannot be read as JSON: {} (fetch the file again)", index_path,
+                   simdjson::error_message(error));
   }
   if (root["weight_map"].get(entries) != simdjson::SUCCESS) {
-    return Invalid("{}: \"weight_map\" is missing or not an object", index_path);
+    return Invalid("{}: \"weight_map\" is missing or not an object (fetch the file again)", index_path);
   }
   absl::flat_hash_map<std::string, std::string> shard_of;
   std::set<std::string> shards;
   for (const auto& [tensor, value] : entries) {
     std::string_view shard;
     if (value.get(shard) != simdjson::SUCCESS) {
-      return Invalid("{}: shard of \"{}\" is not a string", index_path, tensor);
+      return Invalid("{}: shard of \"{}\" is not a string (fetch the file again)", index_path, tensor);
     }
     const std::string name(shard);
     if (name.empty() || name == "." || name == ".." ||
@@ -143,28 +151,34 @@ Status Checkpoint::ReadIndexFile(const std::string& folder, const std::string& i
           index_path, name, tensor);
     }
     if (!shard_of.emplace(tensor, name).second)
-      return Invalid("{}: tensor \"{}\" is listed twice", index_path, tensor);
+      return Invalid("{}: tensor \"{}\" is listed twice (fetch the file again)", index_path, tensor);
     shards.insert(name);
   }
-  if (shards.empty()) return Invalid("{}: \"weight_map\" is empty", index_path);
+  if (shards.empty()) return Invalid("{}: \"weight_map\" is empty (fetch the file again)", index_path);
   for (const std::string& shard : shards) {
     std::error_code ec;
     if (!fs::exists(folder + "/" + shard, ec)) {
-      return NotFound("{}: names shard \"{}\", which is not in {}; the download is incomplete", index_path,
-                      shard, folder);
+      return NotFound("{}: names shard \"{}\", which is not in {}; fetch the missing file", index_path, shard,
+                      folder);
     }
     RETURN_IF_ERROR(AddFile(folder + "/" + shard));
   }
   for (const auto& [tensor, shard] : shard_of) {
     const StoredTensor* t = Find(tensor);
     const std::string path = folder + "/" + shard;
-    if (t == nullptr) return Invalid("{}: tensor \"{}\" is not in its shard {}", index_path, tensor, path);
-    if (t->file != path)
-      return Invalid("{}: tensor \"{}\" is in {}, not in {}", index_path, tensor, t->file, path);
+    if (t == nullptr) {
+      return Invalid("{}: tensor \"{}\" is not in its shard {} (fetch the index and that shard again)",
+                     index_path, tensor, path);
+    }
+    if (t->file != path) {
+      return Invalid("{}: tensor \"{}\" is in {}, not in {} (fetch the index file again)", index_path, tensor,
+                     t->file, path);
+    }
   }
   for (const StoredTensor& t : tensors_) {
     if (!shard_of.contains(t.name)) {
-      return Invalid("{}: tensor \"{}\" is not in the index file {}", t.file, t.name, index_path);
+      return Invalid("{}: tensor \"{}\" is not in the index file {} (fetch both files again)", t.file, t.name,
+                     index_path);
     }
   }
   return OkStatus();
@@ -202,43 +216,44 @@ Status Checkpoint::CheckExpected(const ModelConfig& config, const ExpectedTensor
       return Invalid("{}: tensor \"{}\" of the draft (MTP) layer is missing; serve without speculation",
                      source_, e.name);
     }
-    return Invalid("{}: tensor \"{}\" is missing", source_, e.name);
+    return Invalid("{}: tensor \"{}\" is missing; {}", source_, e.name, kOtherModel);
   }
   if (t->shape != e.shape) {
-    return Invalid("{}: tensor \"{}\" has shape {}, config.json asks for {}", t->file, e.name,
-                   ShapeString(t->shape), ShapeString(e.shape));
+    return Invalid("{}: tensor \"{}\" has shape {}, config.json asks for {}; {}", t->file, e.name,
+                   ShapeString(t->shape), ShapeString(e.shape), kOtherModel);
   }
   const bool fp8 = t->dtype == DType::kF8E4M3;
   const bool is_float = t->dtype == DType::kF32 || t->dtype == DType::kBF16 || t->dtype == DType::kF16;
   if (!is_float && !(fp8 && e.role == TensorRole::kLinear)) {
-    return Invalid("{}: tensor \"{}\" is {}; supported here are F32, BF16, F16{}", t->file, e.name,
-                   t->dtype_name, e.role == TensorRole::kLinear ? " and block F8_E4M3" : "");
+    return Invalid("{}: tensor \"{}\" is {}; use a checkpoint where it is F32, BF16, F16{}", t->file, e.name,
+                   t->dtype_name, e.role == TensorRole::kLinear ? " or block F8_E4M3" : "");
   }
   const std::string scale_name = e.name + "_scale_inv";
   const StoredTensor* s = Find(scale_name);
   if (!fp8) {
     if (s != nullptr)
-      return Invalid("{}: tensor \"{}\" scales a weight that is {}, not F8_E4M3", s->file, scale_name,
-                     t->dtype_name);
+      return Invalid("{}: tensor \"{}\" scales a weight that is {}, not F8_E4M3; {}", s->file, scale_name,
+                     t->dtype_name, kOtherModel);
     return OkStatus();
   }
   if (s == nullptr)
-    return Invalid("{}: tensor \"{}\" is F8_E4M3 but its scales \"{}\" are missing", t->file, e.name,
-                   scale_name);
+    return Invalid("{}: tensor \"{}\" is F8_E4M3 but its scales \"{}\" are missing; {}", t->file, e.name,
+                   scale_name, kOtherModel);
   if (config.quant_block_n == 0) {
     return Invalid(
-        "{}: tensor \"{}\" is F8_E4M3 but config.json has no quantization_config with weight_block_size",
-        t->file, e.name);
+        "{}: tensor \"{}\" is F8_E4M3 but config.json has no quantization_config with weight_block_size; {}",
+        t->file, e.name, kOtherModel);
   }
   const std::vector<int64_t> want = {CeilDiv(e.shape[0], config.quant_block_n),
                                      CeilDiv(e.shape[1], config.quant_block_k)};
   if (s->shape != want) {
-    return Invalid("{}: tensor \"{}\" has shape {}, expected {} for a {} weight in blocks of {}x{}", s->file,
-                   scale_name, ShapeString(s->shape), ShapeString(want), ShapeString(e.shape),
-                   config.quant_block_n, config.quant_block_k);
+    return Invalid("{}: tensor \"{}\" has shape {}, expected {} for a {} weight in blocks of {}x{}; {}",
+                   s->file, scale_name, ShapeString(s->shape), ShapeString(want), ShapeString(e.shape),
+                   config.quant_block_n, config.quant_block_k, kOtherModel);
   }
   if (s->dtype != DType::kF32 && s->dtype != DType::kBF16) {
-    return Invalid("{}: tensor \"{}\" is {}; scales must be F32 or BF16", s->file, scale_name, s->dtype_name);
+    return Invalid("{}: tensor \"{}\" is {}; use a checkpoint with F32 or BF16 scales", s->file, scale_name,
+                   s->dtype_name);
   }
   return OkStatus();
 }
@@ -247,8 +262,10 @@ Status Checkpoint::Validate(const ModelConfig& config, bool with_draft) {
   block_n_ = config.quant_block_n;
   block_k_ = config.quant_block_k;
   if (with_draft && config.num_draft_layers == 0) {
-    return Invalid("{}: speculation is on, but config.json has no draft layer (num_nextn_predict_layers)",
-                   source_);
+    return Invalid(
+        "{}: speculation is on, but config.json has no draft layer (num_nextn_predict_layers); leave "
+        "--speculative-algorithm out",
+        source_);
   }
   absl::flat_hash_map<std::string, bool> known;
   for (const ExpectedTensor& e : ExpectedTensors(config, with_draft)) {
@@ -279,9 +296,17 @@ Status Checkpoint::Validate(const ModelConfig& config, bool with_draft) {
     }
     if (EndsWith(t.name, "rotary_emb.inv_freq"))
       continue;  // old checkpoints carry this buffer; it follows from the config
-    if (t.name == "lm_head.weight" && config.tie_embeddings) continue;
-    return Invalid("{}: tensor \"{}\" is not part of {} with this config.json", t.file, t.name,
-                   config.architecture_name);
+    if (t.name == kHead && config.tie_embeddings) {
+      // A copy of the embedding is what the config says; another head would be dropped in silence.
+      if (SameBytes(kHead, kEmbedding)) continue;
+      return Invalid(
+          "{}: tensor \"{}\" differs from \"{}\", but config.json says tie_word_embeddings: true; set it to "
+          "false "
+          "(--json-model-override-args '{{\"tie_word_embeddings\": false}}') or take the tensor out",
+          t.file, t.name, kEmbedding);
+    }
+    return Invalid("{}: tensor \"{}\" is not part of {} with this config.json; {}", t.file, t.name,
+                   config.architecture_name, kOtherModel);
   }
   if (!spare_indexers.empty()) {
     std::string list;
@@ -319,7 +344,8 @@ StatusOr<StoredMatrix> Checkpoint::Matrix(std::string_view name) {
   const int64_t nan_at = FindNanByte(reinterpret_cast<const uint8_t*>(t->data), t->bytes);
   if (nan_at >= 0) {
     return Invalid(
-        "{}: tensor \"{}\" holds NaN (byte 0x{:02x}) at element {}; the file is damaged or not e4m3fn",
+        "{}: tensor \"{}\" holds NaN (byte 0x{:02x}) at element {}; the file is damaged or not e4m3fn (fetch "
+        "it again)",
         t->file, name, unsigned(t->data[nan_at]), nan_at);
   }
   const std::string scale_name = std::string(name) + "_scale_inv";

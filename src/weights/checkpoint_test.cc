@@ -123,6 +123,25 @@ TEST(Checkpoint, MissingExtraAndMisshapenTensorsAreNamed) {
               HasSubstr("lm_head.weight_scale_inv"));
 }
 
+TEST(Checkpoint, AHeadBesideTiedEmbeddingsMustBeTheirCopy) {
+  ModelOverrides tied;
+  tied.json = R"({"tie_word_embeddings": true})";
+  EXPECT_THAT(ValidateError([](Blobs&) {}, tied),
+              AllOf(HasSubstr("\"lm_head.weight\" differs from \"model.embed_tokens.weight\""),
+                    HasSubstr("tie_word_embeddings")));
+  const std::string dir = Fresh("tied");
+  for (const bool head : {true, false}) {
+    Blobs blobs = ReadAll(DataDir() + "tiny-random/glm-moe-dsa/model.safetensors");
+    blobs["lm_head.weight"] = blobs["model.embed_tokens.weight"];
+    if (!head) blobs.erase("lm_head.weight");
+    Write(dir + "/model.safetensors", blobs);
+    auto c = Checkpoint::Open(dir);
+    ASSERT_TRUE(c.ok()) << c.status();
+    const Status s = (*c)->Validate(Config(DataDir() + "tiny-random/glm-moe-dsa", tied), false);
+    EXPECT_TRUE(s.ok()) << s;
+  }
+}
+
 TEST(Checkpoint, EveryComputingLayerMustHaveItsIndexer) {
   // The checkpoint carries indexers on layers 0, 1 and 3 only.
   ModelOverrides all;

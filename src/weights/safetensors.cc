@@ -1,6 +1,5 @@
 #include "weights/safetensors.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,7 +9,7 @@
 #include <cstring>
 
 #include "absl/container/flat_hash_set.h"
-#include "base/regular_file.h"
+#include "base/file_text.h"
 #include "simdjson.h"
 
 namespace sluice {
@@ -35,6 +34,12 @@ struct FileCloser {
   ~FileCloser() { close(fd); }
 };
 
+// What is wrong with a file as it lies there has one remedy.
+template <typename... A>
+Status Damaged(fmt::format_string<A...> f, A&&... a) {
+  return Invalid("{} (fetch the file again)", fmt::format(f, std::forward<A>(a)...));
+}
+
 std::string Show(std::string_view s) {
   std::string out(s.substr(0, 120));
   for (char& c : out) {
@@ -47,7 +52,7 @@ std::string Show(std::string_view s) {
 Status ParseEntry(const simdjson::dom::element& value, const std::string& where, const std::byte* data,
                   uint64_t data_bytes, StoredTensor& t, uint64_t& begin) {
   simdjson::dom::object object;
-  if (value.get(object) != simdjson::SUCCESS) return Invalid("{}: its header entry is not an object", where);
+  if (value.get(object) != simdjson::SUCCESS) return Damaged("{}: its header entry is not an object", where);
   const StoredType* type = nullptr;
   std::optional<std::pair<uint64_t, uint64_t>> offsets;
   bool has_shape = false;
@@ -55,43 +60,46 @@ Status ParseEntry(const simdjson::dom::element& value, const std::string& where,
     if (key == "dtype") {
       std::string_view name;
       if (type != nullptr || field.get(name) != simdjson::SUCCESS) {
-        return Invalid("{}: dtype is repeated or not a string", where);
+        return Damaged("{}: dtype is repeated or not a string", where);
       }
       for (const StoredType& s : kStoredTypes) {
         if (s.name == name) type = &s;
       }
-      if (type == nullptr) return Invalid("{}: dtype \"{}\" is not known", where, Show(name));
+      if (type == nullptr) {
+        return Invalid("{}: dtype \"{}\" is not known; use a checkpoint of F32, BF16, F16 or block F8_E4M3",
+                       where, Show(name));
+      }
     } else if (key == "shape") {
       simdjson::dom::array array;
       if (has_shape || field.get(array) != simdjson::SUCCESS)
-        return Invalid("{}: shape is repeated or not a list", where);
+        return Damaged("{}: shape is repeated or not a list", where);
       has_shape = true;
       for (const auto& d : array) {
         uint64_t n = 0;
         if (d.get(n) != simdjson::SUCCESS || n > (uint64_t(1) << 48)) {
-          return Invalid("{}: shape has an entry that is not a whole number from 0 to 2^48", where);
+          return Damaged("{}: shape has an entry that is not a whole number from 0 to 2^48", where);
         }
         t.shape.push_back(int64_t(n));
       }
       if (t.shape.size() > 16)
-        return Invalid("{}: shape has {} dimensions; at most 16", where, t.shape.size());
+        return Damaged("{}: shape has {} dimensions; at most 16", where, t.shape.size());
     } else if (key == "data_offsets") {
       simdjson::dom::array array;
       uint64_t b = 0, e = 0;
       if (offsets || field.get(array) != simdjson::SUCCESS || array.size() != 2 ||
           array.at(0).get(b) != simdjson::SUCCESS || array.at(1).get(e) != simdjson::SUCCESS) {
-        return Invalid("{}: data_offsets must be one list of two whole numbers", where);
+        return Damaged("{}: data_offsets must be one list of two whole numbers", where);
       }
       offsets.emplace(b, e);
     } else {
-      return Invalid("{}: header field \"{}\" is not known", where, Show(key));
+      return Damaged("{}: header field \"{}\" is not known", where, Show(key));
     }
   }
   if (type == nullptr || !has_shape || !offsets)
-    return Invalid("{}: dtype, shape or data_offsets is missing", where);
+    return Damaged("{}: dtype, shape or data_offsets is missing", where);
   const auto [b, e] = *offsets;
   if (b > e || e > data_bytes) {
-    return Invalid(
+    return Damaged(
         "{}: data_offsets [{}, {}] do not lie in the {} data bytes; the file is cut short or damaged", where,
         b, e, data_bytes);
   }
@@ -103,12 +111,12 @@ Status ParseEntry(const simdjson::dom::element& value, const std::string& where,
       break;
     }
     if (wanted > (uint64_t(1) << 60) / uint64_t(d)) {
-      return Invalid("{}: shape {} is larger than any file", where, ShapeString(t.shape));
+      return Damaged("{}: shape {} is larger than any file", where, ShapeString(t.shape));
     }
     wanted *= uint64_t(d);
   }
   if (wanted != e - b) {
-    return Invalid("{}: shape {} of {} needs {} bytes, but data_offsets [{}, {}] hold {}", where,
+    return Damaged("{}: shape {} of {} needs {} bytes, but data_offsets [{}, {}] hold {}", where,
                    ShapeString(t.shape), type->name, wanted, b, e, e - b);
   }
   t.dtype_name = type->name;
@@ -129,16 +137,19 @@ std::string ShapeString(const std::vector<int64_t>& shape) {
 
 StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
   std::unique_ptr<SafetensorsFile> file(new SafetensorsFile());
-  RETURN_IF_ERROR(CheckRegularFile(path));
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return NotFound("{}: cannot be opened: {}", path, std::strerror(errno));
+  ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path));
   const FileCloser closer{fd};
   struct stat st {};
-  if (fstat(fd, &st) != 0) return Unavailable("{}: cannot be read: {}", path, std::strerror(errno));
-  if (st.st_size < 8)
-    return Invalid("{}: {} bytes are too few for a safetensors file; it is cut short", path, st.st_size);
+  if (fstat(fd, &st) != 0)
+    return Unavailable("{}: cannot be read: {}; check the disk", path, std::strerror(errno));
+  if (st.st_size < 8) {
+    return Damaged("{}: {} bytes are too few for a safetensors file; it is cut short", path, st.st_size);
+  }
   void* map = mmap(nullptr, size_t(st.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
-  if (map == MAP_FAILED) return Unavailable("{}: cannot be mapped: {}", path, std::strerror(errno));
+  if (map == MAP_FAILED) {
+    return Unavailable("{}: cannot be mapped: {}; free address space (ulimit -v) or check the file system",
+                       path, std::strerror(errno));
+  }
   file->map_ = static_cast<std::byte*>(map);
   file->map_bytes_ = size_t(st.st_size);
   RETURN_IF_ERROR(file->Parse(path));
@@ -146,10 +157,12 @@ StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::stri
 }
 
 Status SafetensorsFile::Parse(const std::string& path) {
+  if (IsLfsPointer(std::string_view(reinterpret_cast<const char*>(map_), std::min<size_t>(map_bytes_, 64))))
+    return LfsPointerError(path);
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, map_, 8);
   if (header_bytes > map_bytes_ - 8) {
-    return Invalid(
+    return Damaged(
         "{}: the header is said to have {} bytes, but only {} follow; the file is cut short or not "
         "safetensors",
         path, header_bytes, map_bytes_ - 8);
@@ -158,10 +171,10 @@ Status SafetensorsFile::Parse(const std::string& path) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
   if (const auto error = parser.parse(text, header_bytes).get(root)) {
-    return Invalid("{}: the header is not valid JSON: {}", path, simdjson::error_message(error));
+    return Damaged("{}: the header is not valid JSON: {}", path, simdjson::error_message(error));
   }
   simdjson::dom::object object;
-  if (root.get(object) != simdjson::SUCCESS) return Invalid("{}: the header is not a JSON object", path);
+  if (root.get(object) != simdjson::SUCCESS) return Damaged("{}: the header is not a JSON object", path);
 
   const std::byte* data = map_ + 8 + header_bytes;
   const uint64_t data_bytes = map_bytes_ - 8 - header_bytes;
@@ -172,13 +185,13 @@ Status SafetensorsFile::Parse(const std::string& path) {
     if (key == "__metadata__") {
       simdjson::dom::object entries;
       if (has_metadata || value.get(entries) != simdjson::SUCCESS) {
-        return Invalid("{}: __metadata__ is repeated or not an object", path);
+        return Damaged("{}: __metadata__ is repeated or not an object", path);
       }
       has_metadata = true;
       for (const auto& [k, v] : entries) {
         std::string_view s;
         if (v.get(s) != simdjson::SUCCESS)
-          return Invalid("{}: __metadata__ \"{}\" is not a string", path, Show(k));
+          return Damaged("{}: __metadata__ \"{}\" is not a string", path, Show(k));
         metadata_.emplace_back(k, s);
       }
       continue;
@@ -187,7 +200,7 @@ Status SafetensorsFile::Parse(const std::string& path) {
     t.name = std::string(key);
     t.file = path;
     const std::string where = fmt::format("{}: tensor \"{}\"", path, Show(key));
-    if (!names.insert(t.name).second) return Invalid("{}: appears twice in the header", where);
+    if (!names.insert(t.name).second) return Damaged("{}: appears twice in the header", where);
     uint64_t begin = 0;
     RETURN_IF_ERROR(ParseEntry(value, where, data, data_bytes, t, begin));
     order.emplace_back(begin, tensors_.size());
@@ -200,14 +213,15 @@ Status SafetensorsFile::Parse(const std::string& path) {
   uint64_t next = 0;
   for (const auto& [begin, i] : order) {
     if (begin != next) {
-      return Invalid("{}: tensor \"{}\" begins at data byte {}, expected {}: tensors overlap or leave a gap",
-                     path, Show(tensors_[i].name), begin, next);
+      return Damaged(
+          "{}: tensor \"{}\" begins at data byte {}, expected {}: the tensors overlap or leave a gap", path,
+          Show(tensors_[i].name), begin, next);
     }
     next = begin + uint64_t(tensors_[i].bytes);
   }
   if (next != data_bytes) {
-    return Invalid("{}: {} bytes follow the last tensor{}{}", path, data_bytes - next,
-                   order.empty() ? "" : " ",
+    return Damaged("{}: {} bytes follow the last tensor{}{}; they belong to no tensor", path,
+                   data_bytes - next, order.empty() ? "" : " ",
                    order.empty() ? "" : "\"" + Show(tensors_[order.back().second].name) + "\"");
   }
   return OkStatus();

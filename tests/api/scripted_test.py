@@ -406,15 +406,51 @@ def test_sigterm_finishes_or_ends_every_stream():
         assert server.process.wait(timeout=5) == 0
 
 
-def test_a_second_sigterm_leaves_at_once():
-    with Server([SCRIPTED, "--shutdown-timeout", "60"]) as server:
-        with server.connect() as s:
-            s.sendall(request_bytes("POST", "/generate", json.dumps({"text": script(say="a", end="hang")}).encode()))
+def test_a_second_sigterm_ends_every_request_with_its_error():
+    with Server([SCRIPTED, "--shutdown-timeout", "600", "--max-running", "8"]) as server:
+        sockets = []
+        for i in range(16):  # eight run, eight wait
+            s = server.connect()
+            s.sendall(request_bytes("POST", "/v1/completions", json.dumps(
+                {"prompt": script(say="ab", end="hang"), "stream": i % 2 == 0, "max_tokens": 1000}).encode()))
+            sockets.append(s)
+        wait_for(lambda: server.info()["num_queue_reqs"] == 8)
+        server.terminate()
+        wait_for(lambda: server.call("GET", "/health")[0] == 503)
+        assert server.info()["num_running_reqs"] == 8  # the first signal lets them run
+        server.terminate()
+        for i, s in enumerate(sockets):
+            with s:
+                status, headers, body = parse(read_all(s))
+                assert headers.get("whole", True)
+                if i % 2 == 0:
+                    assert status == 200 and "error" in json.loads(records(body)[-1])
+                else:
+                    assert status == 503 and json.loads(body)["error"]["message"]
+        assert server.process.wait(timeout=10) == 0
+
+
+def listens(server):
+    try:
+        server.connect().close()
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_a_third_sigterm_leaves_at_once():
+    with Server([SCRIPTED, "--shutdown-timeout", "600", "--write-stall", "600"]) as server:
+        with server.connect(receive_buffer=4096) as s:  # never reads: its answer's end cannot get out
+            s.sendall(request_bytes("POST", "/generate", json.dumps(
+                {"text": script(say="A" * 20000, per_step=20, end="hang"), "stream": True,
+                 "sampling_params": {"max_new_tokens": 30000}}).encode()))
             wait_for(lambda: server.info()["num_running_reqs"] == 1)
             server.terminate()
             wait_for(lambda: server.call("GET", "/health")[0] == 503)
             server.terminate()
-            assert server.process.wait(timeout=2) == 128 + signal.SIGTERM
+            wait_for(lambda: not listens(server))  # it waits for this client to take its bytes
+            server.terminate()
+            assert server.process.wait(timeout=10) == 128 + signal.SIGTERM
 
 
 def test_ten_thousand_requests_write_no_line_each(server):
