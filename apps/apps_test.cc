@@ -39,7 +39,8 @@ class Tree {
 };
 
 TEST(ProgressText, FitsTheTerminalAndNeverOverflowsItsBar) {
-  EXPECT_EQ(ProgressText("loading layers", 3, 6, 60), "loading layers [################----------------] 3 of 6");
+  EXPECT_EQ(ProgressText("loading layers", 3, 6, 60),
+            "loading layers [################----------------] 3 of 6");
   EXPECT_EQ(ProgressText("requests", 0, 9, 30), "requests [------------] 0 of 9");
   EXPECT_EQ(ProgressText("requests", 7, 5, 24), "requests 7 of 5");
   EXPECT_EQ(ProgressText("requests", 7, 5, 79), "requests [" + std::string(32, '#') + "] 7 of 5");

@@ -65,8 +65,9 @@ std::vector<int32_t> Forced(ConstraintState* state, int32_t max) {
 TEST(Constraint, TextThatMustComeIsCutLikeTheTokenizerCutsIt) {
   World w;
   const auto& v = *w.vocabulary;
-  const auto schema = w.Make({Kind::kJsonSchema,
-                              R"({"type":"object","properties":{"name":{"type":"string"},"key":{"const":"abc"}},
+  const auto schema =
+      w.Make({Kind::kJsonSchema,
+              R"({"type":"object","properties":{"name":{"type":"string"},"key":{"const":"abc"}},
                                   "required":["name","key"]})"});
   auto state = schema->Start({}, 100);
   // `{"name":` must come; a space or a quote may follow, so the last token of it is open.
