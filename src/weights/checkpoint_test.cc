@@ -197,7 +197,7 @@ TEST(IndexFile, RulesAreEnforced) {
   EXPECT_THAT(OpenError(dir), HasSubstr("outside the model folder"));
   m["lm_head.weight"] = "c.safetensors";
   write(m);
-  EXPECT_THAT(OpenError(dir), AllOf(HasSubstr("c.safetensors"), HasSubstr("incomplete")));
+  EXPECT_THAT(OpenError(dir), AllOf(HasSubstr("c.safetensors"), HasSubstr("fetch the missing file")));
   m = map;
   m["nothing.weight"] = "a.safetensors";
   write(m);
@@ -216,7 +216,7 @@ TEST(IndexFile, RulesAreEnforced) {
   Write(dir + "/b.safetensors", second);
   EXPECT_THAT(OpenError(dir), AllOf(HasSubstr("lm_head.weight"), HasSubstr("already in")));
   fs::remove(dir + "/model.safetensors.index.json");
-  EXPECT_THAT(OpenError(dir), HasSubstr("index file is needed"));
+  EXPECT_THAT(OpenError(dir), HasSubstr("fetch the index file"));
   EXPECT_THAT(OpenError(Fresh("empty")), HasSubstr("no *.safetensors"));
   EXPECT_THAT(OpenError("/nonexistent"), HasSubstr("not a folder"));
 }
