@@ -17,6 +17,24 @@ void RankGroup::FinalHidden(std::span<const int32_t> batch_rows, float* out) {
   });
 }
 
+Status RankGroup::RankState::DraftPass(const Model& model, const DevicePool& pool, ModelBatch batch,
+                                       std::span<const PageId> batch_pages, ForwardOptions& with) {
+  if (pages != nullptr) {
+    RankPass pass;
+    pass.batch = pass.seqs = draft_seqs;
+    pass.pages = batch_pages;
+    pass.reads = !with.kv_only;
+    pass.whole = !with.dequant_only_topk;
+    pass.first = pass.last = model.config().draft_layer();
+    RETURN_IF_ERROR(pages->Begin(pass, &batch));
+    with.hooks = draft_hooks.get();
+  }
+  const Status done = model.DraftForward(*queue, batch, hidden.data(), pool, *buffers, with);
+  if (pages != nullptr) pages->End();
+  queue->Synchronize();
+  return done;
+}
+
 Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) {
   const int64_t width = model_.config().hidden;
   RunOnAll([&](RankState& rank) {
@@ -54,9 +72,7 @@ Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> 
     }
     ForwardOptions options;
     options.kv_only = true;
-    rank.status =
-        model_.DraftForward(*rank.queue, *tables, rank.hidden.data(), pool_, *rank.buffers, options);
-    rank.queue->Synchronize();
+    rank.status = rank.DraftPass(model_, pool_, *tables, batch.pages, options);
   });
   for (auto& rank : ranks_) RETURN_IF_ERROR(rank->status);
   return OkStatus();
@@ -98,9 +114,7 @@ Status RankGroup::DraftRows(std::span<const BatchSeq> seqs, std::span<const Page
     ForwardOptions options;
     options.kv_only = kv_only;
     options.dequant_only_topk = rank.options.dequant_only_topk;
-    rank.status =
-        model_.DraftForward(*rank.queue, *tables, rank.hidden.data(), pool_, *rank.buffers, options);
-    rank.queue->Synchronize();
+    rank.status = rank.DraftPass(model_, pool_, *tables, pages, options);
   });
   for (auto& rank : ranks_) RETURN_IF_ERROR(rank->status);
   return OkStatus();
