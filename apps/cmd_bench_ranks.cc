@@ -117,13 +117,14 @@ int64_t LeastBytes(const ForwardBatch& b, const RankSplit& split, int32_t ranks,
 class Side {
  public:
   static StatusOr<std::unique_ptr<Side>> Make(const LoadedModel& loaded, const KvLayout& layout,
-                                              int32_t ranks, int threads, int64_t batch, int64_t max_tokens,
-                                              int64_t max_rows) {
+                                              const ServerConfig& config, int32_t ranks, int threads,
+                                              int64_t batch, int64_t max_tokens, int64_t max_rows) {
     std::unique_ptr<Side> s(new Side(ranks, batch, max_tokens));
     s->vocab_ = loaded.config.vocab_size;
     ASSIGN_OR_RETURN(s->pool_, DevicePool::Make(layout, ranks, s->sequences_.pages_per_lane()));
     RankGroupOptions o;
     o.ranks = ranks;
+    SetKvExchange(config, &o);
     o.threads_per_rank = threads;
     o.cores = AvailableCores();
     o.limits = {max_rows, batch, batch, max_tokens};
@@ -258,8 +259,9 @@ StatusOr<int> Run(CommandLine& line) {
     RETURN_IF_ERROR(loaded->backend->Plan(limits));
     const int each = std::max(1, loaded->threads / ranks);
     ASSIGN_OR_RETURN(const auto one,
-                     Side::Make(*loaded, layout, 1, loaded->threads, batch, max_tokens, max_rows));
-    ASSIGN_OR_RETURN(const auto many, Side::Make(*loaded, layout, ranks, each, batch, max_tokens, max_rows));
+                     Side::Make(*loaded, layout, server, 1, loaded->threads, batch, max_tokens, max_rows));
+    ASSIGN_OR_RETURN(const auto many,
+                     Side::Make(*loaded, layout, server, ranks, each, batch, max_tokens, max_rows));
     for (const bool decode : {false, true}) {
       std::vector<double> alone, shared, ratio;
       if (decode)
@@ -271,9 +273,12 @@ StatusOr<int> Run(CommandLine& line) {
           RETURN_IF_ERROR(decode ? side->Step(batch, context, 1, true) : side->Prefill(prefill, chunk));
         return SecondsSince(from) / steps;
       };
+      int64_t moved = 0;
       for (int64_t round = 0; round <= rounds; ++round) {  // round 0 warms up
         ASSIGN_OR_RETURN(const double a, timed(one.get()));
+        const int64_t before = many->group().bytes_moved();
         ASSIGN_OR_RETURN(const double b, timed(many.get()));
+        moved = (many->group().bytes_moved() - before) / steps;
         if (round == 0) continue;
         alone.push_back(a), shared.push_back(b), ratio.push_back(a / b);
       }
@@ -284,15 +289,18 @@ StatusOr<int> Run(CommandLine& line) {
                                  {"one_rank_threads", loaded->threads},
                                  {"tokens_per_s", tokens / Median(shared)},
                                  {"one_rank_tokens_per_s", tokens / Median(alone)},
-                                 {"ratio", Median(ratio)}});
+                                 {"ratio", Median(ratio)},
+                                 {"kv_exchange", server.cp_kv_exchange},
+                                 {"bytes_moved_per_token", double(moved) / tokens}});
       table += fmt::format(
           "{:<9} {}: {} ranks x {} threads {:.0f} tokens/s, 1 rank x {} threads {:.0f} tokens/s, ratio "
           "{:.3f} "
-          "({:.3f}..{:.3f})\n",
+          "({:.3f}..{:.3f}); {}: {:.0f} bytes moved per token\n",
           decode ? "decode" : "prefill",
           decode ? fmt::format("batch {} at {}", batch, context) : fmt::format("{} tokens", prefill), ranks,
           each, tokens / Median(shared), loaded->threads, tokens / Median(alone), Median(ratio),
-          *std::min_element(ratio.begin(), ratio.end()), *std::max_element(ratio.begin(), ratio.end()));
+          *std::min_element(ratio.begin(), ratio.end()), *std::max_element(ratio.begin(), ratio.end()),
+          server.cp_kv_exchange, double(moved) / tokens);
     }
   }
   const std::string path = line.Text("--json");

@@ -187,6 +187,9 @@ Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
   out["lane_pages"] = std::vector<int64_t>(size_t(stack.memory.lanes), stack.memory.device_pages_per_lane);
   out["rank_bytes_moved"] = stack.ranks->bytes_moved();
   out["rank_draft_bytes_moved"] = stack.ranks->draft_bytes_moved();
+  out["cp_kv_exchange"] = config.cp_kv_exchange;
+  out["rank_pages_in_place"] = stack.ranks->pages_in_place();
+  out["rank_chunks_prefetched"] = stack.ranks->chunks_ahead();
   out["kv_tokens"] = s.max_total_tokens;
   out["host_tokens"] = stack.memory.host_tokens();
   out["steps"] = s.steps;

@@ -124,6 +124,11 @@ StatusOr<std::shared_ptr<StorageBackend>> OpenStorageFor(const std::string& back
   return std::shared_ptr<StorageBackend>(std::move(storage));
 }
 
+void SetKvExchange(const ServerConfig& config, RankGroupOptions* group) {
+  group->kv_exchange = config.cp_kv_exchange == "gather" ? KvExchangeMode::kGather : KvExchangeMode::kDirect;
+  group->gather_buffer_bytes = config.cp_gather_buffer_mib << 20;
+}
+
 StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& config,
                                                        std::shared_ptr<LoadedModel> model,
                                                        const Clock* clock) {
@@ -143,6 +148,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   RankGroupOptions group;
   group.ranks = ranks;
   group.spread_experts = config.ep_size > 1;
+  SetKvExchange(config, &group);
   group.cores = AvailableCores();
   group.threads_per_rank = std::max(1, model->threads / ranks);
   // A rank computes its share of the prefill rows, padded, and at worst every decode row.
@@ -162,6 +168,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   {
     ASSIGN_OR_RETURN(const auto probe, ModelBuffers::Make(model->config, *model->backend, group.limits));
     working_bytes = probe->bytes() * ranks;
+    working_bytes += RankGroup::GatherBytes(stack->layout, group);
     if (group.spread_experts) working_bytes += ExpertExchangeOptions().buffer_bytes * ranks;
   }
   if (drafts > 0) {

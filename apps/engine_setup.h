@@ -62,6 +62,9 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
                                                        std::shared_ptr<LoadedModel> model,
                                                        const Clock* clock);
 
+// How the flags say that ranks exchange cache rows.
+void SetKvExchange(const ServerConfig& config, RankGroupOptions* group);
+
 // DTypes of the KV cache that the flags mean for this model ("auto" = the compute type; index K follows the
 // latent).
 // Opens what the two flags name, for pages of this layout.

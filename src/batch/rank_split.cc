@@ -60,6 +60,7 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
     p.batch_row.clear();
     p.compute_row.clear();
     p.compute_of_seq.clear();
+    p.prefix_of_seq.clear();
   }
   where_.assign(size_t(batch.rows()), RankRow());
   compute_rows_ = 0;
@@ -75,6 +76,7 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
     s.num_pages = int32_t(CeilDiv(int64_t(s.start) + count, kPageTokens));
     part.seqs.push_back(s);
     part.compute_of_seq.push_back(compute);
+    part.prefix_of_seq.push_back(whole.start + whole.known);
     for (int32_t i = 0; i < count; ++i) {
       const int32_t row = whole.row_begin + first + i;
       where_[size_t(row)] = {rank, part.valid_rows()};
@@ -115,9 +117,9 @@ Status RankSplit::Plan(const ForwardBatch& batch, int32_t ranks, int64_t pages_p
 int64_t RankSplit::table_bytes() const {
   int64_t bytes = int64_t(where_.size() * sizeof(RankRow));
   for (const RankPart& p : parts_)
-    bytes +=
-        int64_t(p.seqs.size() * sizeof(BatchSeq) + p.batch_row.size() * sizeof(int32_t) +
-                p.compute_row.size() * sizeof(cp::ComputeRow) + p.compute_of_seq.size() * sizeof(int32_t));
+    bytes += int64_t(p.seqs.size() * sizeof(BatchSeq) + p.batch_row.size() * sizeof(int32_t) +
+                     p.compute_row.size() * sizeof(cp::ComputeRow) +
+                     (p.compute_of_seq.size() + p.prefix_of_seq.size()) * sizeof(int32_t));
   return bytes;
 }
 

@@ -33,6 +33,7 @@ struct RankPart {
   std::vector<int32_t> batch_row;  // [valid rows] row of the batch
   std::vector<cp::ComputeRow> compute_row;  // [valid rows] place in this rank's padded buffers (collectives)
   std::vector<int32_t> compute_of_seq;      // [seqs] compute rows: num_rows and the dummies behind them
+  std::vector<int32_t> prefix_of_seq;       // [seqs] positions that the request held before this forward
   int32_t valid_rows() const { return int32_t(batch_row.size()); }
 };
 

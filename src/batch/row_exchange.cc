@@ -19,7 +19,7 @@ void RowExchange::Plan(const ForwardBatch& batch, const RankSplit& split, int32_
       const BatchSeq& s = part.seqs[k];
       int32_t rows = s.num_rows;
       if (Planted(Plant::kDummyRowWritten)) rows = part.compute_of_seq[k];
-      for (int32_t i = 0; i < rows; ++i) {
+      for (int32_t i = s.known; i < rows; ++i) {
         const int32_t position = s.start + i, index = position / int32_t(kPageTokens);
         if (index >= s.num_pages) break;
         const int32_t valid = s.row_begin + i;
@@ -35,18 +35,19 @@ void RowExchange::Plan(const ForwardBatch& batch, const RankSplit& split, int32_
   }
 }
 
-void PagesSeen(const ForwardBatch& batch, const BatchSeq& s, int32_t ranks, std::vector<PageRead>* out) {
+void PagesSeen(std::span<const BatchSeq> seqs, std::span<const PageId> pages, const BatchSeq& s,
+               int32_t ranks, std::vector<PageRead>* out) {
   out->clear();
   for (int32_t p = 0; p < s.num_pages; ++p) {
-    const PageId page = batch.pages[size_t(s.page_begin + p)];
+    const PageId page = pages[size_t(s.page_begin + p)];
     if (Planted(Plant::kBatchInverse)) {
       // Asks which request of the batch has the page: the last one that lists it.
-      const auto last = std::find(batch.pages.rbegin(), batch.pages.rend(), page);
-      const auto at = int32_t(batch.pages.rend() - last) - 1;
-      const auto owner = std::find_if(batch.seqs.begin(), batch.seqs.end(), [&](const BatchSeq& q) {
+      const auto last = std::find(pages.rbegin(), pages.rend(), page);
+      const auto at = int32_t(pages.rend() - last) - 1;
+      const auto owner = std::find_if(seqs.begin(), seqs.end(), [&](const BatchSeq& q) {
         return at >= q.page_begin && at < q.page_begin + q.num_pages;
       });
-      if (owner != batch.seqs.end() && owner->slot != s.slot) continue;
+      if (owner != seqs.end() && owner->slot != s.slot) continue;
     }
     out->push_back({Rank(PageOwner(page, ranks)), PageLocal(page, ranks)});
   }

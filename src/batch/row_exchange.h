@@ -4,7 +4,7 @@
 // Ranks compute rows of pages that others own. In the exchange every rank brings its padded compute rows
 // (equal sizes); gathered, they lie rank after rank. The owner of a page takes the rows of its pages out of
 // them: SOURCE places count compute rows, dummies included; DESTINATION places are positions of valid rows.
-// Dummy rows go nowhere.
+// Dummy rows go nowhere, nor do rows that the pages hold already (BatchSeq::known).
 //
 // Built once per forward, used by every layer. Grows with the rows and the pages that the batch refers to.
 #pragma once
@@ -47,7 +47,9 @@ class RowExchange {
 
 // The pages that rows of a sequence (or of a rank's segment of it) see, in the order of positions: looked up
 // through the sequence's own page list, whatever else the batch shares.
-void PagesSeen(const ForwardBatch& batch, const BatchSeq& seq, int32_t ranks, std::vector<PageRead>* out);
+// `seqs` and `pages` are the batch's.
+void PagesSeen(std::span<const BatchSeq> seqs, std::span<const PageId> pages, const BatchSeq& seq,
+               int32_t ranks, std::vector<PageRead>* out);
 
 // Bytes that cross ranks in one pass over some layers: rows put into other ranks' pages, and other ranks'
 // pages that the rank's rows see, each once.

@@ -94,7 +94,7 @@ TEST(RowExchange, ReadsAreEachSequencesOwnPagesThoughTheBatchSharesSome) {
     for (int32_t r = 0; r < ranks; ++r)
       for (size_t k = 0; k < split.part(Rank(r)).seqs.size(); ++k) {
         const BatchSeq& s = split.part(Rank(r)).seqs[k];
-        PagesSeen(b, s, ranks, &reads);
+        PagesSeen(b.seqs, b.pages, s, ranks, &reads);
         ASSERT_EQ(int32_t(reads.size()), s.num_pages);
         for (int32_t p = 0; p < s.num_pages; ++p) {
           const PageId page = b.pages[size_t(s.page_begin + p)];

@@ -211,6 +211,13 @@ constexpr FlagSpec kFlags[] = {
      .help = "Ranks of this server (the world).", .target = &S::tp_size, .min = 1, .max = 1024},
     {.names = "--attn-cp-size --attention-context-parallel-size", .group = kParallel, .type = kInt, .metavar = "N",
      .help = "Ranks that share one request's tokens and cache pages.", .target = &S::attn_cp_size, .min = 1, .max = 1024},
+    {.names = "--cp-kv-exchange", .group = kParallel, .type = kText,
+     .help = "How cache rows reach other ranks: read and written in place (direct; ranks of one address space), or copied "
+             "through the communicator (gather).",
+     .target = &S::cp_kv_exchange, .choices = "direct|gather"},
+    {.names = "--cp-gather-buffer-mib", .group = kParallel, .type = kInt, .metavar = "N",
+     .help = "With gather: room of a rank for copies of other ranks' pages; what finds none is read in place.",
+     .target = &S::cp_gather_buffer_mib, .min = 1, .max = 1 << 20},
     {.names = "--ep-size --ep --expert-parallel-size", .group = kParallel, .type = kInt, .metavar = "N",
      .help = "Ranks that the experts are spread over.", .target = &S::ep_size, .min = 1, .max = 1024},
     {.names = "--pp-size --pp --pipeline-parallel-size", .group = kParallel, .type = kInt, .metavar = "N",

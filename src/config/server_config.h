@@ -77,6 +77,8 @@ struct ServerConfig {
   double verify_cache = 0;
   // parallel
   int64_t tp_size = 1, attn_cp_size = 1, ep_size = 1;
+  std::string cp_kv_exchange = "direct";
+  int64_t cp_gather_buffer_mib = 64;
   bool enable_two_batch_overlap = false;
   // disaggregation, speculation
   std::string disaggregation_mode = "null";

@@ -45,7 +45,7 @@ bool CopyWorker::Loaded(LogicalLayer layer) const {
 
 void CopyWorker::WaitLoaded(LogicalLayer layer) {
   if (Loaded(layer)) return;
-  ++waits_;
+  waits_.fetch_add(1, std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
   progress_.wait(lock, [&] { return Loaded(layer); });
 }

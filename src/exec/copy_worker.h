@@ -28,7 +28,7 @@ class CopyWorker {
 
   // REQUIRES the step before to be finished. The plans stay as they are until Finish.
   void Start(std::span<const CopyPlan> loads, std::span<const CopyPlan> backups);
-  // Returns when all loads of the layer have arrived.
+  // Returns when all loads of the layer have arrived. Called by any rank's threads.
   void WaitLoaded(LogicalLayer layer);
   // True when the layer's loads of this step have arrived or there are none.
   bool Loaded(LogicalLayer layer) const;
@@ -37,7 +37,9 @@ class CopyWorker {
 
   int64_t bytes_loaded() const { return bytes_loaded_.load(std::memory_order_relaxed); }
   int64_t bytes_backed_up() const { return bytes_backed_up_.load(std::memory_order_relaxed); }
-  int64_t waits() const { return waits_; }  // layers that the forward had to wait for
+  int64_t waits() const {
+    return waits_.load(std::memory_order_relaxed);
+  }  // layers that the forward had to wait for
 
  private:
   void Loop();
@@ -52,7 +54,7 @@ class CopyWorker {
   uint64_t started_ = 0, finished_ = 0;    // steps
   std::atomic<int32_t> loaded_layers_{0};  // of the current step, in order of layers_
   std::atomic<int64_t> bytes_loaded_{0}, bytes_backed_up_{0};
-  int64_t waits_ = 0;
+  std::atomic<int64_t> waits_{0};
   bool stop_ = false;
   std::thread thread_;
 };

@@ -8,31 +8,33 @@
 
 namespace sluice {
 
-void RankGroup::CountDraftBytes(RankState& rank, std::span<const PageId> pages, bool with_reads) {
+void RankGroup::CountDraftBytes(RankState& rank, std::span<const PageId> pages, bool with_reads,
+                                int64_t moved_before) {
   if (ranks() == 1) return;
-  const LogicalLayer layer = model_.config().draft_layer();
-  const LayerBytes layers = BytesOfLayers(pool_.layout(), layer, LogicalLayer(layer.value + 1));
-  RankBytes bytes = BytesOf(rank.draft_seqs, pages, rank.id, ranks(), layers);
-  if (!with_reads) bytes.got = 0;
-  rank.comm->CountDirect(bytes.got, bytes.put);
-  bytes_moved_.fetch_add(bytes.got + bytes.put, std::memory_order_relaxed);
-  draft_bytes_moved_.fetch_add(bytes.got + bytes.put, std::memory_order_relaxed);
+  if (rank.pages == nullptr) {
+    const LogicalLayer layer = model_.config().draft_layer();
+    const LayerBytes layers = BytesOfLayers(pool_.layout(), layer, LogicalLayer(layer.value + 1));
+    const RankBytes bytes = BytesOf(rank.draft_seqs, pages, rank.id, ranks(), layers);
+    rank.comm->CountDirect(with_reads ? bytes.got : 0, bytes.put);
+  }
+  draft_bytes_moved_.fetch_add(rank.BytesMoved() - moved_before, std::memory_order_relaxed);
 }
 
 // A state goes to its sequence's home, where drafting happens: the last row of a split prompt may have been
 // computed elsewhere.
 void RankGroup::CountStates(std::span<const int32_t> batch_rows) {
   if (ranks() == 1) return;
-  int64_t moved = 0;
+  const int64_t bytes = model_.config().hidden * int64_t(sizeof(float));
   for (const int32_t row : batch_rows) {
     const RankRow at = split_.Where(row);
-    for (const BatchSeq& s : split_.part(at.rank).seqs)
-      if (at.row >= s.row_begin && at.row < s.row_begin + s.num_rows)
-        moved += HomeRank(s.slot, ranks()) != at.rank;
+    RankState& rank = *ranks_[size_t(at.rank.value)];
+    for (const BatchSeq& s : split_.part(at.rank).seqs) {
+      if (at.row < s.row_begin || at.row >= s.row_begin + s.num_rows) continue;
+      if (HomeRank(s.slot, ranks()) == at.rank) continue;
+      rank.comm->CountDirect(0, bytes);
+      draft_bytes_moved_.fetch_add(bytes, std::memory_order_relaxed);
+    }
   }
-  const int64_t bytes = moved * model_.config().hidden * int64_t(sizeof(float));
-  bytes_moved_.fetch_add(bytes, std::memory_order_relaxed);
-  draft_bytes_moved_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 void RankGroup::FinalHidden(std::span<const int32_t> batch_rows, float* out) {
@@ -44,6 +46,25 @@ void RankGroup::FinalHidden(std::span<const int32_t> batch_rows, float* out) {
     rank.queue->Synchronize();
     return rank.hidden.data();
   });
+}
+
+Status RankGroup::RankState::DraftPass(const Model& model, const DevicePool& pool, ModelBatch batch,
+                                       std::span<const PageId> batch_pages, ForwardOptions& with) {
+  if (pages != nullptr) {
+    RankPass pass;
+    pass.batch = pass.seqs = draft_seqs;
+    pass.pages = batch_pages;
+    pass.reads = !with.kv_only;
+    pass.whole = !with.dequant_only_topk;
+    pass.first = pass.last = model.config().draft_layer();
+    RETURN_IF_ERROR(pages->Begin(pass, &batch));
+    with.hooks = draft_hooks.get();
+  }
+  const RankHidden own(hidden.data(), batch.rows, model.config().hidden);
+  const Status done = model.DraftForward(*queue, batch, own, pool, *buffers, with);
+  if (pages != nullptr) pages->End();
+  queue->Synchronize();
+  return done;
 }
 
 Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) {
@@ -83,10 +104,9 @@ Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> 
     }
     ForwardOptions options;
     options.kv_only = true;
-    const RankHidden own(rank.hidden.data(), int64_t(rank.tokens.size()), width);
-    rank.status = model_.DraftForward(*rank.queue, *tables, own, pool_, *rank.buffers, options);
-    rank.queue->Synchronize();
-    CountDraftBytes(rank, batch.pages, /*with_reads=*/false);
+    const int64_t before = rank.BytesMoved();
+    rank.status = rank.DraftPass(model_, pool_, *tables, batch.pages, options);
+    CountDraftBytes(rank, batch.pages, /*with_reads=*/false, before);
   });
   for (auto& rank : ranks_) RETURN_IF_ERROR(rank->status);
   return OkStatus();
@@ -140,10 +160,9 @@ Status RankGroup::DraftRows(std::span<const BatchSeq> seqs, std::span<const Page
       options.carried_selection = rank.carried.data();
     }
     options.dequant_only_topk = rank.options.dequant_only_topk;
-    const RankHidden own(rank.hidden.data(), int64_t(rank.tokens.size()), width);
-    rank.status = model_.DraftForward(*rank.queue, *tables, own, pool_, *rank.buffers, options);
-    rank.queue->Synchronize();
-    CountDraftBytes(rank, pages, /*with_reads=*/!kv_only);
+    const int64_t before = rank.BytesMoved();
+    rank.status = rank.DraftPass(model_, pool_, *tables, pages, options);
+    CountDraftBytes(rank, pages, /*with_reads=*/!kv_only, before);
   });
   for (auto& rank : ranks_) RETURN_IF_ERROR(rank->status);
   return OkStatus();

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "batch/row_exchange.h"
 #include "exec/rank_state.h"
 #include "sampling/row_math.h"
 
@@ -12,6 +11,11 @@ namespace sluice {
 
 void RankGroup::Hooks::WaitReadable(LogicalLayer layer) {
   if (LayerHooks* hooks = group_.options_in_->hooks) hooks->WaitReadable(layer);
+  if (rank_.pages != nullptr) {
+    rank_.queue->Synchronize();
+    rank_.pages->Ready(layer);
+    return;
+  }
   // Rows of this layer lie in other ranks' lanes: all are written before one is read.
   if (!group_.split_.split()) return;
   rank_.queue->Synchronize();
@@ -41,6 +45,28 @@ bool RankGroup::Hooks::RunExperts(ops::Queue& queue, const ops::MoeArgs& args) {
 bool RankGroup::Hooks::Active() const {
   const LayerHooks* hooks = group_.options_in_->hooks;
   return group_.ranks() > 1 || group_.experts_ != nullptr || (hooks != nullptr && hooks->Active());
+}
+
+ops::OwnBlocks RankGroup::Hooks::Own(KvComponent component, LogicalLayer layer) {
+  return rank_.pages == nullptr ? ops::OwnBlocks() : rank_.pages->Own(component, layer);
+}
+
+void RankGroup::Hooks::BeforeAttention(LogicalLayer layer, const int32_t* selected, const int32_t* count) {
+  if (rank_.pages != nullptr) rank_.pages->Fetch(layer, selected, count);
+}
+
+void RankGroup::DraftHooks::WaitReadable(LogicalLayer layer) {
+  rank_.queue->Synchronize();
+  rank_.pages->Ready(layer);
+}
+
+ops::OwnBlocks RankGroup::DraftHooks::Own(KvComponent component, LogicalLayer layer) {
+  return rank_.pages->Own(component, layer);
+}
+
+void RankGroup::DraftHooks::BeforeAttention(LogicalLayer layer, const int32_t* selected,
+                                            const int32_t* count) {
+  rank_.pages->Fetch(layer, selected, count);
 }
 
 RankGroup::RankGroup(const Model& model, const DevicePool& pool, const RankGroupOptions& options)
@@ -80,6 +106,13 @@ StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Ba
     rank->tokens.reserve(size_t(options.limits.max_rows));
     group->ranks_.push_back(std::move(rank));
   }
+  if (options.ranks > 1 && options.kv_exchange == KvExchangeMode::kGather) {
+    if (!backend.info().own_blocks)
+      return Unsupported(
+          "--cp-kv-exchange gather: the {} backend reads and writes pages of the pool only; use direct",
+          backend.info().device);
+    RETURN_IF_ERROR(group->MakePages());
+  }
   if (options.ranks > 1)
     group->logits_.resize(size_t(options.limits.max_logits_rows * model.config().vocab_size));
   RankGroup* g = group.get();
@@ -110,6 +143,37 @@ StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Ba
   return group;
 }
 
+namespace {
+RankPagesOptions PagesOptions(const RankGroupOptions& group) {
+  RankPagesOptions o;
+  o.ranks = group.ranks;
+  o.max_rows = group.limits.max_rows + 2 * group.limits.max_seqs;  // both segments of each may end in a dummy
+  o.buffer_bytes = group.gather_buffer_bytes;
+  return o;
+}
+}  // namespace
+
+int64_t RankGroup::GatherBytes(const KvLayout& layout, const RankGroupOptions& options) {
+  if (options.ranks == 1 || options.kv_exchange != KvExchangeMode::kGather) return 0;
+  return options.ranks * RankPages::Bytes(layout, PagesOptions(options));
+}
+
+Status RankGroup::MakePages() {
+  RankPagesOptions o = PagesOptions(options_);
+  o.topk = model_.config().sparse() ? model_.config().index.topk : 0;
+  o.wait = wait_;
+  auto comms = MakeThreadCommunicators(ranks(), {.wait = wait_});
+  std::vector<RankPages*> all;
+  for (auto& rank : ranks_) {
+    ASSIGN_OR_RETURN(rank->pages,
+                     RankPages::Make(pool_, o, *rank->comm, std::move(comms[size_t(rank->id.value)])));
+    rank->draft_hooks = std::make_unique<DraftHooks>(*rank);
+    all.push_back(rank->pages.get());
+  }
+  for (RankPages* pages : all) pages->Meet(all);
+  return OkStatus();
+}
+
 RankGroup::~RankGroup() {
   {
     std::lock_guard lock(mutex_);
@@ -124,7 +188,8 @@ ops::Queue& RankGroup::queue() const { return *ranks_[0]->queue; }
 
 int64_t RankGroup::working_bytes() const {
   int64_t bytes = 0;
-  for (const auto& rank : ranks_) bytes += rank->buffers->bytes();
+  for (const auto& rank : ranks_)
+    bytes += rank->buffers->bytes() + (rank->pages != nullptr ? rank->pages->bytes() : 0);
   if (experts_ != nullptr) bytes += experts_->bytes();
   return bytes;
 }
@@ -150,9 +215,25 @@ Status RankGroup::ForwardOn(RankState& rank, const ForwardBatch& batch, std::spa
   const RankPart& part = split_.part(rank.id);
   rank.tokens.clear();
   for (const int32_t row : part.batch_row) rank.tokens.push_back(tokens[size_t(row)]);
-  ASSIGN_OR_RETURN(const ModelBatch model_batch,
+  ASSIGN_OR_RETURN(ModelBatch model_batch,
                    rank.tables->Build(part.seqs, batch.pages, rank.tokens, model_.config().vocab_size));
-  RETURN_IF_ERROR(model_.Forward(*rank.queue, model_batch, pool_, *rank.buffers, rank.options));
+  if (rank.pages != nullptr) {
+    RankPass pass;
+    pass.batch = batch.seqs;
+    pass.seqs = part.seqs;
+    pass.pages = batch.pages;
+    pass.places = part.compute_row;
+    pass.prefix = part.prefix_of_seq;
+    pass.exchange = split_.split() ? &exchange_ : nullptr;
+    pass.whole = !rank.options.dequant_only_topk || rank.options.dequant_verify;
+    pass.loads = options_in_->hooks;
+    pass.first = LogicalLayer(0);
+    pass.last = LogicalLayer(int32_t(model_.config().num_layers) - 1);
+    RETURN_IF_ERROR(rank.pages->Begin(pass, &model_batch));
+  }
+  const Status done = model_.Forward(*rank.queue, model_batch, pool_, *rank.buffers, rank.options);
+  if (rank.pages != nullptr) rank.pages->End();
+  RETURN_IF_ERROR(done);
   rank.queue->Synchronize();
   return rank.queue->status();
 }
@@ -168,6 +249,10 @@ Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> to
       return Internal("rank {}: {} rows and {} segments exceed the planned {} and {}", r, part.valid_rows(),
                       part.seqs.size(), options_.limits.max_rows, 2 * options_.limits.max_seqs);
   }
+  const bool gather = ranks_[0]->pages != nullptr;
+  if (gather && split_.compute_rows_per_rank() > ranks_[0]->pages->max_rows())
+    return Internal("{} compute rows a rank exceed the planned {}", split_.compute_rows_per_rank(),
+                    ranks_[0]->pages->max_rows());
   for (const BatchSeq& s : batch.seqs)
     if (int64_t(s.start) + s.num_rows > options_.limits.max_context)
       return Internal("slot {}: position {} exceeds the planned context of {}", s.slot.value,
@@ -176,6 +261,7 @@ Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> to
     if (tokens[i] < 0 || tokens[i] >= model_.config().vocab_size)
       return Internal("row {}: token {} is outside the vocabulary of {}", i, tokens[i],
                       model_.config().vocab_size);
+  if (gather && split_.split()) exchange_.Plan(batch, split_, ranks());
   options_in_ = &options;
   for (auto& rank : ranks_) {
     rank->options = options;
@@ -252,11 +338,20 @@ const float* RankGroup::Hidden(int32_t batch_row) const {
 void RankGroup::CountBytes(const ForwardBatch& batch) {
   const LayerBytes layers =
       BytesOfLayers(pool_.layout(), LogicalLayer(0), LogicalLayer(int32_t(model_.config().num_layers)));
+  int64_t moved = 0, in_place = 0, ahead = 0;
   for (auto& rank : ranks_) {
-    const RankBytes bytes = BytesOf(split_.part(rank->id).seqs, batch.pages, rank->id, ranks(), layers);
-    rank->comm->CountDirect(bytes.got, bytes.put);
-    bytes_moved_.fetch_add(bytes.got + bytes.put, std::memory_order_relaxed);
+    if (rank->pages == nullptr) {
+      const RankBytes bytes = BytesOf(split_.part(rank->id).seqs, batch.pages, rank->id, ranks(), layers);
+      rank->comm->CountDirect(bytes.got, bytes.put);
+    } else {
+      in_place += rank->pages->pages_in_place();
+      ahead += rank->pages->chunks_ahead();
+    }
+    moved += rank->BytesMoved();
   }
+  bytes_moved_.store(moved, std::memory_order_relaxed);
+  pages_in_place_.store(in_place, std::memory_order_relaxed);
+  chunks_ahead_.store(ahead, std::memory_order_relaxed);
 }
 
 }  // namespace sluice

@@ -2,10 +2,10 @@
 // owner lanes.
 //
 // Every rank follows the same RankSplit, made once per batch by the caller's thread, which is rank 0 itself.
-// A rank writes the rows it computes into their owners' pages; a fence per layer of a split forward makes
-// them visible before any rank reads that layer. Rows read from other lanes are read in place: ranks of one
-// process share an address space, so a gather would only copy what the attention kernel reads once (measured
-// in docs; the choice is made here and nowhere else).
+// How rows reach other ranks is KvExchangeMode's; the choice is made here and nowhere else:
+//   direct  a rank writes the rows it computes into their owners' pages, a fence per layer of a split forward
+//           makes them visible, and ops read other lanes in place. For ranks of one address space.
+//   gather  arenas meet in the communicator alone (exec/rank_pages.h): owners take rows, readers copy pages.
 //
 // Owned and called by one executor. Results do not depend on the number of ranks: a row's bits depend on its
 // inputs alone.
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "batch/rank_split.h"
+#include "batch/row_exchange.h"
 #include "comm/communicator.h"
 #include "exec/draft_layer.h"
 #include "exec/expert_exchange.h"
@@ -29,9 +30,13 @@
 
 namespace sluice {
 
+enum class KvExchangeMode : uint8_t { kDirect, kGather };
+
 struct RankGroupOptions {
   int32_t ranks = 1;
   bool spread_experts = false;  // each rank computes its share of the experts, for the rows of all
+  KvExchangeMode kv_exchange = KvExchangeMode::kDirect;
+  int64_t gather_buffer_bytes = 64 << 20;  // of one rank, with kGather
   int threads_per_rank = 1;
   int cores = 1;
   ModelLimits limits;  // of one rank
@@ -42,6 +47,8 @@ class RankGroup final : public DraftLayer {
   static StatusOr<std::unique_ptr<RankGroup>> Make(const Model& model, ops::Backend& backend,
                                                    const DevicePool& pool, const RankGroupOptions& options);
   ~RankGroup() override;
+  // Room for staged rows and gathered pages, of all ranks; 0 with kDirect or one rank.
+  static int64_t GatherBytes(const KvLayout& layout, const RankGroupOptions& options);
 
   // tokens: [batch rows], resolved. hooks of `options` are called once a layer for the whole group, in layer
   // order: WaitReadable may be called by several ranks at once, LayerFinal by the last rank whose rows are
@@ -71,22 +78,29 @@ class RankGroup final : public DraftLayer {
   const RankSplit& split() const { return split_; }
   ops::Queue& queue() const;  // of rank 0
 
-  // Bytes that crossed ranks since the start: rows put into others' pages, pages of others that attention had
-  // to see.
+  // Bytes that crossed ranks until the last Forward: cache rows and pages, and rows on their way to experts
+  // of other ranks and back. With kDirect, what kernels read and wrote in place is worked out from the batch.
   int64_t bytes_moved() const { return bytes_moved_.load(std::memory_order_relaxed); }
   // The draft layer's part of them: its rows and pages, and states that leave the rank that computed them.
   int64_t draft_bytes_moved() const { return draft_bytes_moved_.load(std::memory_order_relaxed); }
   int64_t working_bytes() const;  // buffers of all ranks
+  // With kGather: pages of a layer that found no room in a gather buffer and were read in place; page copies
+  // begun while another layer ran. Both since the start, until the last Forward.
+  int64_t pages_in_place() const { return pages_in_place_.load(std::memory_order_relaxed); }
+  int64_t chunks_ahead() const { return chunks_ahead_.load(std::memory_order_relaxed); }
 
  private:
   struct RankState;
   class Hooks;
+  class DraftHooks;
   RankGroup(const Model& model, const DevicePool& pool, const RankGroupOptions& options);
   void RunOnAll(const std::function<void(RankState&)>& work);
   Status ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens);
+  Status MakePages();
   void CountBytes(const ForwardBatch& batch);
-  // Of draft rows that `rank` has stored; with_reads: and of the pages that it read for them.
-  void CountDraftBytes(RankState& rank, std::span<const PageId> pages, bool with_reads);
+  // Of a draft pass that `rank` has run; with_reads: what it read in place counts, too. moved_before: its
+  // BytesMoved() at the start.
+  void CountDraftBytes(RankState& rank, std::span<const PageId> pages, bool with_reads, int64_t moved_before);
   void CountStates(std::span<const int32_t> batch_rows);
   // Runs `own` on every rank that has some of `rows` and puts its results, `width` floats a row, in order.
   const float* Collect(std::span<const int32_t> rows, const std::vector<RankRow>& where, int64_t width,
@@ -97,13 +111,14 @@ class RankGroup final : public DraftLayer {
   const RankGroupOptions options_;
   const WaitMode wait_;
   RankSplit split_;
+  RowExchange exchange_;  // with kGather
   std::vector<std::unique_ptr<RankState>> ranks_;
   std::vector<std::atomic<int32_t>> layer_arrivals_;
   ForwardOptions* options_in_ = nullptr;
   std::vector<float> logits_;                // [max_logits_rows, vocab], only with several ranks
   std::vector<RankRow> draft_where_;         // rows of the last DraftRows
   std::unique_ptr<ExpertExchange> experts_;  // null: each rank computes all experts of its rows
-  std::atomic<int64_t> bytes_moved_{0}, draft_bytes_moved_{0};
+  std::atomic<int64_t> bytes_moved_{0}, draft_bytes_moved_{0}, pages_in_place_{0}, chunks_ahead_{0};
 
   std::mutex mutex_;
   std::condition_variable start_, done_;

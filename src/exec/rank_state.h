@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "exec/rank_group.h"
+#include "exec/rank_pages.h"
 
 namespace sluice {
 
@@ -18,9 +19,23 @@ class RankGroup::Hooks final : public LayerHooks {
   void IndexSelected(LogicalLayer layer, const int32_t* selected, const int32_t* count) override;
   bool RunExperts(ops::Queue& queue, const ops::MoeArgs& args) override;
   bool Active() const override;
+  ops::OwnBlocks Own(KvComponent component, LogicalLayer layer) override;
+  void BeforeAttention(LogicalLayer layer, const int32_t* selected, const int32_t* count) override;
 
  private:
   RankGroup& group_;
+  RankState& rank_;
+};
+
+// Of the draft layer's passes with KvExchangeMode::kGather: each rank by itself.
+class RankGroup::DraftHooks final : public LayerHooks {
+ public:
+  explicit DraftHooks(RankState& rank) : rank_(rank) {}
+  void WaitReadable(LogicalLayer layer) override;
+  ops::OwnBlocks Own(KvComponent component, LogicalLayer layer) override;
+  void BeforeAttention(LogicalLayer layer, const int32_t* selected, const int32_t* count) override;
+
+ private:
   RankState& rank_;
 };
 
@@ -31,6 +46,8 @@ struct RankGroup::RankState {
   std::unique_ptr<BatchTables> tables;
   std::unique_ptr<Communicator> comm;
   std::unique_ptr<Hooks> hooks;
+  std::unique_ptr<RankPages> pages;  // null with one rank or kDirect
+  std::unique_ptr<DraftHooks> draft_hooks;
   std::vector<int32_t> tokens;        // [valid rows]
   std::vector<int32_t> logits_rows;   // this rank's rows of a Logits call
   std::vector<int32_t> logits_place;  // and where they go in the caller's order
@@ -40,6 +57,12 @@ struct RankGroup::RankState {
   std::vector<float> hidden;  // [valid rows, hidden] states of FillDraft, or of its DraftRows
   std::vector<BatchSeq> draft_seqs;
   std::vector<int32_t> carried;  // rows of the DraftRows before, for its rows
+  int64_t BytesMoved() const {
+    return comm->stats().bytes_moved() + (pages == nullptr ? 0 : pages->fetched().bytes_moved());
+  }
+  // The draft layer over draft_seqs, which `batch` was built from.
+  Status DraftPass(const Model& model, const DevicePool& pool, ModelBatch batch,
+                   std::span<const PageId> batch_pages, ForwardOptions& with);
   int64_t seen = 0;
   std::thread thread;  // none for rank 0, which runs on the caller's
 };

@@ -62,6 +62,12 @@ StatusOr<KvLayout> KvLayout::Make(const ModelConfig& model, const KvLayoutOption
     l.index_dim_ = model.index.head_dim;
     l.index_page_bytes_ = IndexPageBytes(options.index_dtype, l.index_dim_);
   }
+  l.latent_parts_ = {{0, l.latent_row_bytes_}};
+  if (model.sparse()) {
+    const int64_t values = l.index_dim_ * SizeOf(options.index_dtype);
+    l.index_parts_ = {{0, values}};
+    if (options.index_dtype == DType::kF8E4M3) l.index_parts_.push_back({kPageTokens * values, 4});
+  }
   const int64_t layers = model.num_layers + (options.with_draft ? 1 : 0);
   l.latent_slot_.resize(size_t(layers));
   l.index_slot_.resize(size_t(layers));

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,11 @@ struct KvPiece {
       offset;  // inside a page whose pieces are concatenated in pieces() order (page_first_direct, storage)
 };
 
+// Where the rows of a piece lie inside it: part k of row i is `bytes` long, at offset + i * bytes.
+struct KvRowPart {
+  int64_t offset = 0, bytes = 0;
+};
+
 struct KvLayoutOptions {
   DType latent_dtype = DType::kBF16;  // kF32, kBF16 or kF8E4M3
   DType index_dtype = DType::kBF16;   // kF32, kBF16 or kF8E4M3
@@ -73,6 +79,10 @@ class KvLayout {
   // Slot of the layer among the owners of the component; not valid() when the layer has none.
   CompactLayer LatentSlot(LogicalLayer layer) const { return Slot(latent_slot_, layer); }
   CompactLayer IndexSlot(LogicalLayer layer) const { return Slot(index_slot_, layer); }
+  // One part, or two where the scales of a page's rows follow its values.
+  std::span<const KvRowPart> row_parts(KvComponent component) const {
+    return component == KvComponent::kLatent ? std::span(latent_parts_) : std::span(index_parts_);
+  }
   std::vector<LogicalLayer> layers() const { return latent_layers_; }  // every layer that writes KV
 
   int64_t page_bytes() const { return page_bytes_; }  // all pieces
@@ -93,6 +103,7 @@ class KvLayout {
   int64_t kv_lora_ = 0, rope_ = 0, index_dim_ = 0;
   int64_t latent_row_bytes_ = 0, index_page_bytes_ = 0, page_bytes_ = 0;
   std::vector<KvPiece> pieces_;
+  std::vector<KvRowPart> latent_parts_, index_parts_;
   std::vector<LogicalLayer> latent_layers_, index_layers_;
   std::vector<CompactLayer> latent_slot_, index_slot_;  // by logical layer
   Digest256 fingerprint_{};

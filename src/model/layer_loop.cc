@@ -147,6 +147,11 @@ int64_t Model::InColumns(const Layer& l) const {
   return config_.q_lora_rank + config_.latent_dim() + (l.computes_index ? config_.index.head_dim : 0);
 }
 
+ops::OwnBlocks Model::Own(const Pass& pass, KvComponent component, LogicalLayer layer) const {
+  LayerHooks* hooks = pass.options.hooks;
+  return hooks == nullptr ? ops::OwnBlocks() : hooks->Own(component, layer);
+}
+
 void Model::WriteKv(Pass& pass, const Layer& l) const {
   const ModelConfig& c = config_;
   const ModelBatch& batch = pass.batch;
@@ -169,6 +174,7 @@ void Model::WriteKv(Pass& pass, const Layer& l) const {
   w.interleave = c.rope_interleave;
   w.pool = &pass.pool;
   w.layer = l.id;
+  w.own = Own(pass, KvComponent::kLatent, l.id);
   w.slots = batch.slots;
   backend_.WriteLatent(pass.queue, w);
   if (l.computes_index) {
@@ -186,6 +192,7 @@ void Model::WriteKv(Pass& pass, const Layer& l) const {
     x.interleave = c.index.rope_interleave;
     x.pool = &pass.pool;
     x.layer = l.id;
+    x.own = Own(pass, KvComponent::kIndex, l.id);
     x.slots = batch.slots;
     backend_.WriteIndex(pass.queue, x);
   }
@@ -269,6 +276,7 @@ void Model::SelectRows(Pass& pass, const Layer& l) const {
   s.interleave = c.index.rope_interleave;
   s.pool = &pass.pool;
   s.layer = l.id;
+  s.own = Own(pass, KvComponent::kIndex, l.id);
   s.selected = b.selected;
   s.selected_count = b.selected_count;
   s.gap = pass.options.index_gap;
@@ -328,6 +336,7 @@ void Model::AttendRows(Pass& pass, const Layer& l) const {
     a.scale = c.attn_scale;
     a.pool = &pass.pool;
     a.layer = l.id;
+    a.own = Own(pass, KvComponent::kLatent, l.id);
     a.selected = c.sparse() ? b.selected : nullptr;
     a.selected_count = c.sparse() ? b.selected_count : nullptr;
     a.out = b.latent_out;
@@ -335,6 +344,8 @@ void Model::AttendRows(Pass& pass, const Layer& l) const {
     a.dequant_freely = pass.options.dequant_freely;
     a.dequant_verify = pass.options.dequant_verify;
     a.verify_failed_row = &failed;
+    if (LayerHooks* hooks = pass.options.hooks; hooks != nullptr && !b.on_device())
+      hooks->BeforeAttention(l.id, a.selected, a.selected_count);
     backend_.Attention(pass.queue, a);
     if (failed >= 0 && pass.options.verify_failed_row < 0) {
       pass.options.verify_failed_row = failed;

@@ -38,6 +38,11 @@ class LayerHooks {
   // In the place of the backend's Moe; false: it has done nothing. Rows of every rank when experts are
   // spread.
   virtual bool RunExperts(ops::Queue&, const ops::MoeArgs&) { return false; }
+  // Blocks that the layer's ops address beside the pool's pages.
+  virtual ops::OwnBlocks Own(KvComponent, LogicalLayer) { return {}; }
+  // Attention is about to read the latent rows of these positions: [rows, topk] ascending, -1 padded; null:
+  // all that each row sees. In host memory; not called for a device with memory of its own.
+  virtual void BeforeAttention(LogicalLayer, const int32_t* /*selected*/, const int32_t* /*count*/) {}
   // After a layer has chosen its own set. selected: [rows, topk] ascending, -1 padded.
   virtual void IndexSelected(LogicalLayer, const int32_t* /*selected*/, const int32_t* /*count*/) {}
   // The same, and a token's experts [rows, experts per token] with their weights, before they are used: a
@@ -140,6 +145,7 @@ class Model {
   const float* Head(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& norm,
                     ModelBuffers& buffers, StepTimer* timer) const;
   void Attend(Pass& pass, const Layer& layer) const;
+  ops::OwnBlocks Own(const Pass& pass, KvComponent component, LogicalLayer layer) const;
   void WriteKv(Pass& pass, const Layer& layer) const;
   void ProjectQuery(Pass& pass, const Layer& layer) const;
   void SelectRows(Pass& pass, const Layer& layer) const;

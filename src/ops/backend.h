@@ -150,6 +150,15 @@ struct RowSlots {
   const int32_t* offset = nullptr;  // [rows] 0..63
 };
 
+// Page-shaped blocks that are not the pool's, of one component of one layer: page ids from `first` on name
+// them, in row slots and in page lists. A rank's own room for rows that it hands on and for copies of other
+// ranks' pages. Backends with BackendInfo::own_blocks only.
+struct OwnBlocks {
+  int32_t first = INT32_MAX;  // id of the block at base
+  std::byte* base = nullptr;
+  int32_t lane = -1;  // >= 0: the only lane of the pool that the op may touch
+};
+
 // ckv [rows, kv_lora + rope] f32 -> RMSNorm of the first kv_lora, rope of the rest, quantised into the pool's
 // rows.
 struct WriteLatentArgs {
@@ -163,6 +172,7 @@ struct WriteLatentArgs {
   bool interleave = true;
   const DevicePool* pool = nullptr;
   LogicalLayer layer;
+  OwnBlocks own;
   RowSlots slots;
 };
 
@@ -179,6 +189,7 @@ struct WriteIndexArgs {
   bool interleave = true;
   const DevicePool* pool = nullptr;
   LogicalLayer layer;
+  OwnBlocks own;
   RowSlots slots;
 };
 
@@ -213,6 +224,7 @@ struct IndexSelectArgs {
   bool interleave = true;
   const DevicePool* pool = nullptr;
   LogicalLayer layer;
+  OwnBlocks own;
   int32_t* selected = nullptr;        // [rows, topk] positions ascending, -1 padded
   int32_t* selected_count = nullptr;  // [rows]
   float* gap = nullptr;  // [rows] last chosen minus first left out score (+inf when none); may be null
@@ -227,6 +239,7 @@ struct AttentionArgs {
   float scale = 0;
   const DevicePool* pool = nullptr;
   LogicalLayer layer;
+  OwnBlocks own;
   const int32_t* selected = nullptr;  // [rows, topk] or null (dense)
   const int32_t* selected_count = nullptr;
   void* out = nullptr;  // [rows, heads, kv_lora] Act
@@ -279,6 +292,7 @@ struct BackendInfo {
   std::string isa;     // "avx512_bf16", "avx512", "avx2"
   DType act = DType::kBF16;
   std::string numerics_class;  // goes into the content fingerprint
+  bool own_blocks = false;     // ops read and write OwnBlocks
 };
 
 // Bounds that scratch memory is planned from, once.

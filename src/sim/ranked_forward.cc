@@ -140,7 +140,7 @@ void RankedForward::Check(int32_t rank) {
   for (const BatchSeq& s : part.seqs) {
     const Sequence& q = Of(s);
     if (q.lost) continue;
-    PagesSeen(*batch_, s, ranks_, &seen_);
+    PagesSeen(batch_->seqs, batch_->pages, s, ranks_, &seen_);
     const int32_t end = s.start + s.num_rows;
     // All rows of the last pages, and some of those before.
     for (int32_t p = int32_t(random_.Below(3)); p < end; p += p + 192 < end ? 3 : 1) {

@@ -24,6 +24,7 @@ struct RunShape {
   bool radix = false;
   bool dequant_verify = false;
   int32_t drafts = 0, ranks = 1;
+  bool gather = false;  // ranks exchange rows through the communicator alone
   bool adaptive = false;
   int poison_step = -1;  // before this step the first page of the first sequence of the step becomes NaN
 };
@@ -92,6 +93,7 @@ class ModelWorld {
     options.scheduler.draft_tokens = shape.drafts;
     RankGroupOptions group;
     group.ranks = shape.ranks;
+    if (shape.gather) group.kv_exchange = KvExchangeMode::kGather;
     group.threads_per_rank = group.cores = shape.threads;
     group.limits = {MaxStepRows(options.scheduler), shape.max_running, 16, options.scheduler.context_length};
     EXPECT_TRUE(

@@ -155,6 +155,7 @@ TEST(Speculation, RanksChangeNoBit) {
       shape.kv = DType::kF8E4M3;
       shape.ranks = ranks;
       shape.chunk = 90;
+      shape.gather = ranks == 4;
       ExpectSame(World().Answer(requests, shape), want, fmt::format("ranks {} depth {}", ranks, depth));
       if (depth == 0 && ranks == 1) alone = World().drafts;
       // The drafts too: their rows are the same wherever they were made.
@@ -180,8 +181,9 @@ TEST(Speculation, DraftsAfterAHitAreThoseOfAColdRun) {
   const std::vector<RunAnswer> want = World().Answer(turns, plain, /*turns=*/true);
   DraftCounters cold;
   for (const int64_t host : {-1, 0, 64}) {
-    for (const int32_t ranks : {1, 2}) {
+    for (const auto& [ranks, gather] : {std::pair(1, false), {2, false}, {3, true}}) {
       RunShape shape = Drafting(3, 0);
+      shape.gather = gather;
       shape.radix = host >= 0;
       shape.host_pages = std::max<int64_t>(0, host);
       shape.ranks = ranks;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backends/cpu/cpu_backend.h"
+#include "base/check.h"
 #include "base/random.h"
 
 namespace sluice {
@@ -27,17 +28,33 @@ const std::vector<std::vector<Extend>> kSteps = {
 };
 constexpr int kShared = 2;  // pages
 
-class RankGroupBits : public testing::TestWithParam<std::tuple<std::string, DType, DType>> {};
+struct Setting {
+  int32_t ranks = 1;
+  bool spread_experts = false;
+  KvExchangeMode exchange = KvExchangeMode::kDirect;
+  int64_t buffer_bytes = 64 << 20;
+  std::string Name() const {
+    return std::to_string(ranks) + " ranks" + (spread_experts ? ", experts spread" : "") +
+           (exchange == KvExchangeMode::kGather ? ", gather into " + std::to_string(buffer_bytes) : "");
+  }
+};
 
-std::vector<float> RunSteps(const Model& model, ops::Backend& backend, const KvLayout& layout, int32_t ranks,
-                            bool spread_experts, int64_t* moved) {
+struct Counted {
+  int64_t moved = 0, in_place = 0;
+};
+
+std::vector<float> RunSteps(const Model& model, ops::Backend& backend, const KvLayout& layout,
+                            const Setting& setting, Counted* counted) {
+  const int32_t ranks = setting.ranks;
   auto pool = DevicePool::Make(layout, ranks, 40);
   EXPECT_TRUE(pool.ok());
   for (int32_t p = 0; p < ranks * 40; ++p)
     (*pool)->Poison(PageId(p));  // a row that is read before it was written is NaN
   RankGroupOptions o;
   o.ranks = ranks;
-  o.spread_experts = spread_experts;
+  o.spread_experts = setting.spread_experts;
+  o.kv_exchange = setting.exchange;
+  o.gather_buffer_bytes = setting.buffer_bytes;
   o.limits = {600, 8, 600, 1024};
   auto group = RankGroup::Make(model, backend, **pool, o);
   EXPECT_TRUE(group.ok()) << group.status();
@@ -83,36 +100,54 @@ std::vector<float> RunSteps(const Model& model, ops::Backend& backend, const KvL
     const float* logits = (*group)->Logits(rows);
     all.insert(all.end(), logits, logits + rows.size() * size_t(model.config().vocab_size));
   }
-  *moved = (*group)->bytes_moved();
+  *counted = {(*group)->bytes_moved(), (*group)->pages_in_place()};
   return all;
 }
 
-TEST_P(RankGroupBits, AreThoseOfOneRank) {
-  const auto& [isa, act, kv] = GetParam();
+struct World {
+  std::unique_ptr<ops::Backend> backend;
+  std::unique_ptr<Model> model;
+  KvLayout layout;
+};
+
+World Load(const std::string& isa, DType act, DType kv) {
   auto backend = cpu::MakeCpuBackend({act, isa});
-  ASSERT_TRUE(backend.ok()) << backend.status();
+  SLUICE_CHECK(backend.ok(), "{}", Message(backend.status()));
   const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/models/ledger-28m-fp8";
   const auto config = LoadModelConfig(folder);
-  ASSERT_TRUE(config.ok());
+  SLUICE_CHECK(config.ok(), "{}", Message(config.status()));
   auto checkpoint = Checkpoint::Open(folder);
-  ASSERT_TRUE(checkpoint.ok());
+  SLUICE_CHECK(checkpoint.ok(), "{}", Message(checkpoint.status()));
   auto model = Model::Load(*config, std::move(*checkpoint), **backend);
-  ASSERT_TRUE(model.ok()) << model.status();
+  SLUICE_CHECK(model.ok(), "{}", Message(model.status()));
   KvLayoutOptions lo;
   lo.latent_dtype = lo.index_dtype = kv;
-  const auto layout = KvLayout::Make(*config, lo);
-  ASSERT_TRUE(layout.ok());
-  int64_t moved = 0;
-  const std::vector<float> one = RunSteps(**model, **backend, *layout, 1, false, &moved);
-  EXPECT_EQ(moved, 0);
+  auto layout = KvLayout::Make(*config, lo);
+  SLUICE_CHECK(layout.ok(), "{}", Message(layout.status()));
+  return {std::move(*backend), std::move(*model), std::move(*layout)};
+}
+
+class RankGroupBits : public testing::TestWithParam<std::tuple<std::string, DType, DType>> {};
+
+TEST_P(RankGroupBits, AreThoseOfOneRank) {
+  const auto& [isa, act, kv] = GetParam();
+  const World w = Load(isa, act, kv);
+  Counted counted;
+  const std::vector<float> one = RunSteps(*w.model, *w.backend, w.layout, {}, &counted);
+  EXPECT_EQ(counted.moved, 0);
   for (const float v : one) ASSERT_FALSE(std::isnan(v));
-  for (const auto& [ranks, spread] :
-       {std::pair(2, false), {3, false}, {4, false}, {8, false}, {2, true}, {3, true}, {8, true}}) {
-    const std::vector<float> many = RunSteps(**model, **backend, *layout, ranks, spread, &moved);
+  constexpr auto kGather = KvExchangeMode::kGather;
+  std::vector<Setting> settings = {{2}, {3}, {4}, {8}, {2, true}, {3, true}, {8, true}};
+  for (const int32_t ranks : {2, 3, 4, 8}) settings.push_back({ranks, false, kGather});
+  settings.push_back({3, true, kGather});
+  settings.push_back({4, false, kGather, 1});  // room for one page
+  for (const Setting& setting : settings) {
+    const std::vector<float> many = RunSteps(*w.model, *w.backend, w.layout, setting, &counted);
     ASSERT_EQ(one.size(), many.size());
-    EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size() * sizeof(float)), 0)
-        << ranks << " ranks" << (spread ? ", experts spread over them" : "");
-    EXPECT_GT(moved, 0);
+    EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size() * sizeof(float)), 0) << setting.Name();
+    EXPECT_GT(counted.moved, 0) << setting.Name();
+    // Without pages in place no op can reach another lane: what it read has come through the communicator.
+    EXPECT_EQ(counted.in_place > 0, setting.buffer_bytes == 1) << setting.Name();
   }
 }
 

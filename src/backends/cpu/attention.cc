@@ -277,7 +277,7 @@ void RunAttention(CpuQueue& q, const KernelTable& t, DType act, const ops::Atten
             .t = t,
             .act = act,
             .a = a,
-            .pages = PoolPages::Latent(*a.pool, a.layer),
+            .pages = PoolPages::Latent(*a.pool, a.layer, a.own),
             .format = FormatOf(layout.latent_dtype()),
             .row_bytes = layout.latent_row_bytes(),
             .dim = a.kv_lora + a.rope,

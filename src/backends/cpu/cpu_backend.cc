@@ -106,7 +106,8 @@ StatusOr<std::unique_ptr<ops::Backend>> MakeCpuBackend(const CpuOptions& options
       *table, ops::BackendInfo{.device = "cpu",
                                .isa = name,
                                .act = options.act,
-                               .numerics_class = fmt::format("cpu/{}/{}/1", name, Name(options.act))});
+                               .numerics_class = fmt::format("cpu/{}/{}/1", name, Name(options.act)),
+                               .own_blocks = true});
 }
 
 void SelectTopKRows(const ops::Backend& backend, ops::Queue& queue, const float* scores, int64_t rows,

@@ -147,7 +147,7 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
   Carver arrays(q.shared().Get(size.used()));
   carve(arrays, &scores, &query, &weight, &tasks, &order);
 
-  const PoolPages pages = PoolPages::Index(*a.pool, a.layer);
+  const PoolPages pages = PoolPages::Index(*a.pool, a.layer, a.own);
   const DType stored = a.pool->layout().index_dtype();
   const RowFormat format =
       stored == DType::kF32 ? RowFormat::kF32 : (stored == DType::kBF16 ? RowFormat::kBF16 : RowFormat::kFp8);

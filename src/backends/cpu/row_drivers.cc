@@ -175,7 +175,7 @@ void RunSplitQuery(CpuQueue& q, const KernelTable& t, DType act, const ops::Spli
 void RunWriteLatent(CpuQueue& q, const KernelTable& t, const ops::WriteLatentArgs& a) {
   const KvLayout& layout = a.pool->layout();
   const int64_t kv = layout.kv_lora(), dim = kv + layout.rope(), ld = a.ckv_ld != 0 ? a.ckv_ld : dim;
-  const PoolPages pages = PoolPages::Latent(*a.pool, a.layer);
+  const PoolPages pages = PoolPages::Latent(*a.pool, a.layer, a.own);
   ForRows(q, a.rows, dim * 2, [&](int thread, int64_t first, int64_t last) {
     float* f = FloatScratch(q, thread, dim);
     for (int64_t r = first; r < last; ++r) {
@@ -191,7 +191,7 @@ void RunWriteLatent(CpuQueue& q, const KernelTable& t, const ops::WriteLatentArg
 void RunWriteIndex(CpuQueue& q, const KernelTable& t, const ops::WriteIndexArgs& a) {
   const KvLayout& layout = a.pool->layout();
   const int64_t ld = a.k_ld != 0 ? a.k_ld : a.dim;
-  const PoolPages pages = PoolPages::Index(*a.pool, a.layer);
+  const PoolPages pages = PoolPages::Index(*a.pool, a.layer, a.own);
   ForRows(q, a.rows, a.dim * 2, [&](int thread, int64_t first, int64_t last) {
     float* f = FloatScratch(q, thread, a.dim);
     for (int64_t r = first; r < last; ++r) {
