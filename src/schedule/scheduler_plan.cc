@@ -308,6 +308,7 @@ void Scheduler::PlanDecodes(ForwardBatch* batch, Step* step) {
 
 // Rows of forced tokens: as many as there is room for, and at least one, like any decode.
 void Scheduler::PlanJumps(ForwardBatch* batch, Step* step, int64_t* budget) {
+  if (counters_.forced_tokens == 0) return;  // no answer was ever bound: nothing to look for
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* s = running_[i];
     if (s->state != SeqState::kRunning || !s->sampled_in_slot || s->rows_left() <= 1) continue;
