@@ -53,7 +53,7 @@ StatusOr<std::vector<TtftRow>> MeasureTtft(ServerConfig config, std::shared_ptr<
   SteadyClock clock;
   const int64_t pages = CeilDiv(prompt_tokens + 1, kPageTokens);
   config.enable_hierarchical_cache = true;
-  config.decode_log_interval_s = 0;
+  config.decode_log_interval = 0;
   config.max_total_tokens = (2 * pages + 2) * kPageTokens;
   config.hicache_ratio = 8;
   config.max_running_requests = 2;

@@ -123,7 +123,7 @@ StatusOr<int> Run(CommandLine& line) {
   ServerConfig config = line.server;
   if (!line.positional.empty()) config.model_path = line.positional[0];
   if (config.speculative_algorithm.empty()) config.speculative_algorithm = "NEXTN";
-  config.decode_log_interval_s = 0;
+  config.decode_log_interval = 0;
   ASSIGN_OR_RETURN(const int64_t max_tokens, line.Int("--tokens", 96, 8));
   ASSIGN_OR_RETURN(const int64_t rounds, line.Int("--rounds", 3, 1));
   ASSIGN_OR_RETURN(const double temperature, line.Real("--temperature", 0));

@@ -39,7 +39,7 @@ supports the passes cold and warm.
                       GSM8K-style lines (question, answer ending in "#### number")
   --golden DIR        compare logits, greedy tokens and top-k sets with stored ones instead
                       Repeated: the sessions of all files
-  --limit N           sessions or problems of each file to use, from its start (default: all)
+  --limit N           sessions of each file, or problems to ask (default: all), from the start of the file
   --json F            results as one JSON document; - is standard output
 
 chat sessions: every turn is asked with the dataset's own answers as history, greedily; right = equal text and a stop.
@@ -123,8 +123,7 @@ StatusOr<EvalFlags> ParseFlags(const std::vector<std::string>& args) {
       } else if (text != nullptr) {
         *text = *joined;
       } else if (number != nullptr) {
-        const int64_t least =
-            number == &f.limit || number == &f.num_shots || number == &f.sample_seed ? 0 : 1;
+        const int64_t least = number == &f.num_shots || number == &f.sample_seed ? 0 : 1;
         ASSIGN_OR_RETURN(*number, Number(flag, *joined, least));
       } else {
         f.passes = *joined;
@@ -209,9 +208,9 @@ Json DescribeEngine(const ServerConfig& config, const EngineStack& stack) {
 
 // All files of the command line as one, sampled.
 StatusOr<eval::Dataset> ReadDatasets(const EvalFlags& flags) {
-  ASSIGN_OR_RETURN(eval::Dataset all, eval::ReadDataset(*flags.dataset, flags.limit));
+  ASSIGN_OR_RETURN(eval::Dataset all, eval::ReadDataset(*flags.dataset, flags.limit, flags.num_shots));
   for (const std::string& path : flags.more_datasets) {
-    ASSIGN_OR_RETURN(eval::Dataset next, eval::ReadDataset(path, flags.limit));
+    ASSIGN_OR_RETURN(eval::Dataset next, eval::ReadDataset(path, flags.limit, flags.num_shots));
     if (next.kind != all.kind || next.kind != eval::DatasetKind::kSessions)
       return Invalid("--dataset {}: only files of chat sessions can be joined", path);
     for (eval::Session& s : next.sessions) all.sessions.push_back(std::move(s));
@@ -368,7 +367,7 @@ StatusOr<int> Run(const EvalFlags& flags) {
           flags.passes);
     }
   }
-  config.decode_log_interval_s = 0;  // the report is the output
+  config.decode_log_interval = 0;  // the report is the output
   PrivateFolder folder;
   if (config.hicache_storage_backend == "file" && config.hicache_storage_extra_config.empty()) {
     ASSIGN_OR_RETURN(const std::string path, folder.Make());

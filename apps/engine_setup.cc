@@ -141,7 +141,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   options.loop.scheduler = SchedulerOptionsFor(config, *model);
   options.loop.depth = int32_t(config.step_depth);
   options.max_queued = config.max_queued_requests;
-  options.status_interval_s = config.decode_log_interval_s;
+  options.status_interval_steps = config.decode_log_interval;
 
   const int32_t ranks = int32_t(std::max(config.tp_size, config.attn_cp_size));
   const int64_t max_rows = MaxStepRows(options.loop.scheduler);

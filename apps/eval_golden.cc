@@ -43,15 +43,22 @@ StatusOr<int> RunGolden(const ServerConfig& config, const std::string& folder, c
   out["max_rel_err"] = report.max_rel_err;
   out["greedy_equal"] = report.greedy_equal;
   out["greedy_tokens"] = report.greedy_tokens;
-  out["topk_rows"] = report.topk_rows;
-  out["topk_rows_differing"] = report.topk_rows_differing;
-  out["topk_rows_near"] = report.topk_rows_near;
-  out["topk_near_entries"] = report.topk_near_entries;
+  // null, not 0, for what was not compared.
+  const auto figure = [&](bool compared, auto value) {
+    return compared ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+  };
+  out["topk_sets"] = report.has_topk                    ? "compared"
+                     : loaded->model->config().sparse() ? "not compared: the folder holds none"
+                                                        : "not compared: the model selects no positions";
+  out["topk_rows"] = figure(report.has_topk, report.topk_rows);
+  out["topk_rows_differing"] = figure(report.has_topk, report.topk_rows_differing);
+  out["topk_rows_near"] = figure(report.has_topk, report.topk_rows_near);
+  out["topk_near_entries"] = figure(report.has_topk, report.topk_near_entries);
   out["margin_positions"] = report.margin_positions;
   out["margin_equal"] = report.margin_equal;
-  out["margin_share"] = margin;
+  out["margin_share"] = figure(report.margin_positions > 0, margin);
   out["draft_prompts"] = report.draft_prompts;
-  out["draft_max_rel_err"] = report.draft_max_rel_err;
+  out["draft_max_rel_err"] = figure(report.draft_prompts > 0, report.draft_max_rel_err);
   out["bound"] = exact ? "float32" : "margin";
   out["ok"] = good;
   if (!json.empty() && json != "-") {
@@ -64,7 +71,12 @@ StatusOr<int> RunGolden(const ServerConfig& config, const std::string& folder, c
     std::fputs((out.dump(2) + "\n").c_str(), stdout);
   } else {
     for (const auto& [key, value] : out.items())
-      std::fputs(fmt::format("{:<22}{}\n", key, value.dump()).c_str(), stdout);
+      std::fputs(fmt::format("{:<22}{}\n", key,
+                             value.is_null()     ? "-"
+                             : value.is_string() ? value.get<std::string>()
+                                                 : value.dump())
+                     .c_str(),
+                 stdout);
   }
   return int(good ? kExitOk : kExitCheckFailed);
 }

@@ -59,7 +59,7 @@ struct ServerConfig {
   double schedule_conservativeness = 1.0;
   bool disable_jump_ahead = false;
   int64_t step_depth = 1;  // steps planned ahead: 0 or 1
-  double decode_log_interval_s = 30;
+  int64_t decode_log_interval = 40;
   // DSA
   bool nsa_dequant_only_topk = true;
   bool nsa_dequant_verify = false;

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -25,6 +26,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kWaitWithSteps{5};
 constexpr milliseconds kWaitWithoutSteps{1};  // sequences wait for storage or for room
 constexpr milliseconds kWaitIdle{200};
+constexpr Nanos kStatusGap = 1'000'000'000;     // between status lines, however fast the steps
 constexpr Nanos kAbandonRooms = 3'000'000'000;  // after the end of a shutdown's patience
 
 double ThreadCpuSeconds() {
@@ -210,7 +212,7 @@ class ThreadedEngine final : public Engine {
 
   void Run() {
     pthread_setname_np(pthread_self(), "sluice-engine");
-    last_status_ = clock_->Now();
+    last_status_ = looked_ = clock_->Now();
     std::deque<Request> requests;
     std::deque<std::function<void()>> calls;
     for (;;) {
@@ -258,25 +260,26 @@ class ThreadedEngine final : public Engine {
   }
 
   void LogStatus() {
-    if (options_.status_interval_s <= 0) return;
+    if (options_.status_interval_steps <= 0) return;
     const Nanos now = clock_->Now();
-    const double seconds = double(now - last_status_) * 1e-9;
-    if (seconds < options_.status_interval_s) return;
+    if (!loop_.Idle()) busy_ += now - looked_;  // rates are those of the time with work
+    looked_ = now;
     const SchedulerCounters& c = loop_.scheduler().counters();
-    if (c.steps != logged_.steps) {
-      const CacheStats cache = loop_.cache().Stats();
-      const int64_t prompt = c.prompt_tokens - logged_.prompt_tokens;
-      spdlog::info(
-          "running {}, queued {}, prompt {:.0f} tokens/s ({:.0f}% cached), output {:.0f} tokens/s, pages {} "
-          "of {} in use, "
-          "retracted {}",
-          loop_.scheduler().running(), loop_.scheduler().waiting(), double(prompt) / seconds,
-          prompt > 0 ? 100.0 * double(c.cached_tokens - logged_.cached_tokens) / double(prompt) : 0.0,
-          double(c.generation_tokens - logged_.generation_tokens) / seconds,
-          cache.device.all - cache.device.free, cache.device.all, c.retractions - logged_.retractions);
-    }
+    if (c.steps - logged_.steps < options_.status_interval_steps || now - last_status_ < kStatusGap) return;
+    const double seconds = std::max(1e-6, double(busy_) * 1e-9);
+    const CacheStats cache = loop_.cache().Stats();
+    const int64_t prompt = c.prompt_tokens - logged_.prompt_tokens;
+    spdlog::info(
+        "running {}, queued {}, prompt {:.0f} tokens/s ({:.0f}% cached), output {:.0f} tokens/s, pages {} of "
+        "{} in "
+        "use, retracted {}",
+        loop_.scheduler().running(), loop_.scheduler().waiting(), double(prompt) / seconds,
+        prompt > 0 ? 100.0 * double(c.cached_tokens - logged_.cached_tokens) / double(prompt) : 0.0,
+        double(c.generation_tokens - logged_.generation_tokens) / seconds,
+        cache.device.all - cache.device.free, cache.device.all, c.retractions - logged_.retractions);
     logged_ = c;
     last_status_ = now;
+    busy_ = 0;
   }
 
   const ThreadedEngineOptions options_;
@@ -296,7 +299,7 @@ class ThreadedEngine final : public Engine {
   ThreadExecutor executor_;
   StepLoop loop_;  // engine thread only, except Check
   SchedulerCounters logged_;
-  Nanos last_status_ = 0, stop_since_ = 0;
+  Nanos last_status_ = 0, looked_ = 0, busy_ = 0, stop_since_ = 0;
   std::thread thread_;
 };
 

@@ -14,8 +14,8 @@ namespace sluice {
 
 struct ThreadedEngineOptions {
   StepLoopOptions loop;
-  int64_t max_queued = 1024;      // requests that wait beyond the free places of max_running
-  double status_interval_s = 30;  // of the status line while there is work; <= 0: none
+  int64_t max_queued = 1024;           // requests that wait beyond the free places of max_running
+  int64_t status_interval_steps = 40;  // between status lines, at most one a second; <= 0: none
 };
 
 struct EngineParts {

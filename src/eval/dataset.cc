@@ -99,8 +99,9 @@ Status AddLine(std::string_view text, int64_t number, Dataset* out) {
   return problem ? AddProblem(line, number, out) : AddSession(line, number, out);
 }
 
-bool Full(const Dataset& d, int64_t limit) {
-  return limit >= 0 && int64_t(d.sessions.size() + d.problems.size()) >= limit;
+bool Full(const Dataset& d, int64_t limit, int64_t shots = 0) {
+  return limit >= 0 &&
+         int64_t(d.sessions.size() + d.problems.size()) >= limit + (d.problems.empty() ? 0 : shots);
 }
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
@@ -128,7 +129,7 @@ StatusOr<Dataset> ParseDataset(std::string_view text, int64_t limit) {
   return out;
 }
 
-StatusOr<Dataset> ReadDataset(const std::string& path, int64_t limit) {
+StatusOr<Dataset> ReadDataset(const std::string& path, int64_t limit, int64_t shots) {
   // gzopen reads plain files too.
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
   if (file == nullptr) return NotFound("--dataset {}: cannot open it; give a .jsonl or .jsonl.gz file", path);
@@ -137,7 +138,7 @@ StatusOr<Dataset> ReadDataset(const std::string& path, int64_t limit) {
   std::array<char, 1 << 16> buffer;
   int64_t number = 0;
   bool end = false;
-  while (!end && !Full(out, limit)) {
+  while (!end && !Full(out, limit, shots)) {
     line.clear();
     for (;;) {
       if (gzgets(file.get(), buffer.data(), int(buffer.size())) == nullptr) {
@@ -158,7 +159,9 @@ StatusOr<Dataset> ReadDataset(const std::string& path, int64_t limit) {
     if (const Status s = AddLine(content, number, &out); !s.ok())
       return Invalid("--dataset {}: {}", path, Message(s));
   }
-  if (out.sessions.empty() && out.problems.empty()) return Invalid("--dataset {}: it holds no line", path);
+  if (out.sessions.empty() && out.problems.empty())
+    return Invalid("--dataset {}: holds no session and no problem; give a file with one JSON object a line",
+                   path);
   return out;
 }
 

@@ -43,8 +43,9 @@ struct Dataset {
   bool has_sure = false, has_reference = false;
 };
 
-// limit: sessions (or problems) to read; < 0: all. Errors name the line.
-StatusOr<Dataset> ReadDataset(const std::string& path, int64_t limit);
+// limit: sessions to read, or problems to read behind the first `shots`, which serve as examples; < 0: all.
+// Errors name the line.
+StatusOr<Dataset> ReadDataset(const std::string& path, int64_t limit, int64_t shots = 0);
 // Keeps `per_bucket` sessions of every bucket, drawn with the seed; their order stays. A larger sample of the
 // same seed contains the smaller one.
 void SampleSessions(Dataset* dataset, int64_t per_bucket, uint64_t seed);

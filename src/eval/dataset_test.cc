@@ -65,6 +65,20 @@ TEST(Dataset, ReadsPlainAndGzippedFilesUpToTheLimit) {
   EXPECT_EQ(ReadDataset(plain, -1).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(Dataset, TheLimitCountsProblemsBehindTheExamples) {
+  const std::string path = std::filesystem::temp_directory_path() / "sluice_dataset_shots_test.jsonl";
+  std::string text;
+  for (int i = 0; i < 18; ++i) text += fmt::format("{{\"question\":\"q{}\",\"answer\":\"#### {}\"}}\n", i, i);
+  std::ofstream(path) << text;
+  EXPECT_EQ(ReadDataset(path, 8, 5)->problems.size(), 13u);
+  EXPECT_EQ(ReadDataset(path, 8, 20)->problems.size(), 18u);  // there are no more
+  EXPECT_EQ(ReadDataset(path, 1, 0)->problems.size(), 1u);
+  EXPECT_EQ(ReadDataset(path, -1, 5)->problems.size(), 18u);
+  std::ofstream(path) << std::string(kSession) << "\n" << kSession << "\n" << kSession << "\n";
+  EXPECT_EQ(ReadDataset(path, 1, 5)->sessions.size(), 1u);  // sessions have no examples
+  std::filesystem::remove(path);
+}
+
 TEST(Dataset, NumbersAreFoundAsGsm8kScoresThem) {
   EXPECT_EQ(FinalNumber("so 5 + 5 = 10\n#### 1,234").value(), "1234");
   EXPECT_FALSE(FinalNumber("10"));

@@ -163,8 +163,9 @@ StatusOr<std::vector<PassResult>> RunPasses(const Dataset& dataset, Target* targ
 StatusOr<ProblemReport> RunProblems(const Dataset& dataset, Target* target, const ProblemOptions& options) {
   const size_t shots = size_t(std::max(0, options.num_shots));
   if (dataset.problems.size() <= shots) {
-    return Invalid("--num-shots {}: the dataset has {} problems, which leaves none to ask; use fewer shots",
-                   shots, dataset.problems.size());
+    return Invalid(
+        "--num-shots {}: the dataset holds {} problems, which leaves none to ask; use at most {} shots",
+        shots, dataset.problems.size(), dataset.problems.size() - 1);
   }
   std::string examples;
   Json example_messages = Json::array();

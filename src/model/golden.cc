@@ -4,11 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 
+#include "base/file_text.h"
 #include "config/json_fields.h"
 #include "weights/safetensors.h"
 
@@ -24,14 +23,6 @@ struct Golden {
   std::vector<Prompt> prompts;
   std::unique_ptr<SafetensorsFile> logits, topk, draft;
 };
-
-StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return NotFound("{}: cannot be opened", path);
-  std::stringstream s;
-  s << in.rdbuf();
-  return std::move(s).str();
-}
 
 StatusOr<std::vector<int32_t>> TokenList(const Json& object, const char* key, const std::string& path) {
   const auto it = object.find(key);
@@ -50,13 +41,13 @@ StatusOr<Golden> Open(const std::string& folder) {
   std::error_code ec;
   const bool trained = std::filesystem::exists(folder + "/prompts.json", ec);
   const std::string path = folder + (trained ? "/prompts.json" : "/golden.json");
-  ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadFileText(path));
   Json list;
   try {
     list = Json::parse(text);
     if (!trained) list = list.at("prompts");
   } catch (const nlohmann::json::exception& e) {
-    return Invalid("{}: {}", path, e.what());
+    return Invalid("{}: {} (export the goldens again)", path, JsonComplaint(e.what()));
   }
   if (!list.is_array() || list.empty()) return Invalid("{}: holds no list of prompts", path);
   for (const Json& p : list) {
@@ -203,6 +194,7 @@ StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& run
   GoldenReport report;
   std::unique_ptr<TopkCheck> check;
   if (golden.topk != nullptr && model.config().sparse()) {
+    report.has_topk = true;
     check = std::make_unique<TopkCheck>(*golden.topk, runner, model.config().index.topk,
                                         model.config().draft_layer(), report);
   }
@@ -252,6 +244,12 @@ StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& run
       if (i + 1 == p.greedy.size()) break;
       ASSIGN_OR_RETURN(z, runner.Extend(std::span(&token, 1), 1));
     }
+  }
+  if (report.has_topk && report.topk_rows == 0) {
+    return Invalid(
+        "{}/topk.safetensors: no set was compared: its prompt \"{}\" is none of the folder's (export it "
+        "again)",
+        folder, check->prompt());
   }
   return report;
 }

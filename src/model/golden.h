@@ -23,6 +23,7 @@ struct GoldenReport {
   double max_rel_err = 0;           // largest |difference| / largest |golden logit| of a prompt
   bool greedy_equal = true;         // all continuations, token by token
   int64_t greedy_tokens = 0;        // continued tokens that were equal before the first difference
+  bool has_topk = false;            // the folder holds sets, and the model selects
   int64_t topk_rows = 0;            // compared sets
   int64_t topk_rows_differing = 0;  // with a golden gap >= kTopkGap
   int64_t topk_rows_near = 0;       // differing with a smaller gap

@@ -134,11 +134,12 @@ class EvalTest(unittest.TestCase):
             topk = json.load(f)["index_topk"]
         self.assertGreaterEqual(sum(n < topk for n in report["prompt_tokens"]), 5)
         self.assertGreaterEqual(sum(n > topk for n in report["prompt_tokens"]), 5)
-        # Plain prompts: the reference model was not made for them, the format still works.
+        # Plain prompts: the reference model was not made for them, the format still works. The limit counts what is asked.
         code, out, err = run("bundled", "--dataset", os.path.join(DATA, "eval", "gsm8k_style.jsonl"), "--num-shots", "2",
-                             "--limit", "4", "--max-new-tokens", "16")
+                             "--limit", "4", "--max-new-tokens", "16", "--json", self.path("p.json"))
         self.assertEqual(code, 0, err)
         self.assertIn("Accuracy:", out)
+        self.assertEqual(load(self.path("p.json"))["problems"], 4)
 
     def test_goldens_have_their_keys_and_exit_code(self):
         tiny = os.path.join(DATA, "tiny-random", "glm-moe-dsa")
@@ -148,6 +149,13 @@ class EvalTest(unittest.TestCase):
         for key in ("max_rel_err", "greedy_equal", "topk_rows", "topk_rows_differing"):
             self.assertIn(key, report)
         self.assertLess(report["max_rel_err"], 2e-4)
+        # What these goldens do not hold is said, not counted as nought.
+        self.assertEqual(report["topk_sets"], "not compared: the folder holds none")
+        self.assertIsNone(report["topk_rows"])
+        code, out, err = run("bundled", "--golden", os.path.join(DATA, "golden"), "--dtype", "float32", "--json", "-")
+        self.assertEqual(code, 0, err)
+        trained = json.loads(out)
+        self.assertEqual((trained["topk_sets"], trained["topk_rows"], trained["topk_rows_differing"]), ("compared", 2048, 0))
         # The goldens of another model: the command runs and its check does not hold.
         other = os.path.join(DATA, "tiny-random", "deepseek-v32")
         code, out, err = run(tiny, "--golden", other, "--dtype", "float32")

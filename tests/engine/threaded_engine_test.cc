@@ -238,6 +238,7 @@ TEST(ThreadedEngine, ThousandsOfRequestsWriteNoLine) {
   const auto before = spdlog::default_logger();
   spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink));
   SteadyClock clock;
+  const Nanos begin = clock.Now();
   {
     auto engine = MakeEngine(&clock, 20000);
     std::vector<std::shared_ptr<Recorder>> outs;
@@ -249,7 +250,77 @@ TEST(ThreadedEngine, ThousandsOfRequestsWriteNoLine) {
     for (const auto& out : outs) WaitFor([&] { return out->done(); });
   }
   spdlog::set_default_logger(before);
-  EXPECT_LE(sink->lines, 1);  // the periodic status line, should this take half a minute
+  EXPECT_LE(sink->lines, 1 + double(clock.Now() - begin) * 1e-9);  // the status line, at most one a second
+}
+
+// Time passes by steps only: `per_step` each.
+class StepClock final : public Clock {
+ public:
+  explicit StepClock(Nanos per_step) : per_step_(per_step) {}
+  Nanos Now() const override { return now_; }
+  void Step() { now_ += per_step_; }
+
+ private:
+  const Nanos per_step_;
+  std::atomic<Nanos> now_{0};
+};
+
+class ClockedRunner final : public StepRunner {
+ public:
+  explicit ClockedRunner(StepClock* clock) : inner_(kPages, 16), clock_(clock) {}
+  void Run(const ForwardBatch& batch, StepResult* result) override {
+    clock_->Step();
+    inner_.Run(batch, result);
+  }
+
+ private:
+  ChainRunner inner_;
+  StepClock* const clock_;
+};
+
+struct StatusLines {
+  int64_t steps = 0, lines = 0;
+};
+StatusLines CountStatusLines(int64_t interval, Nanos per_step) {
+  const auto sink = std::make_shared<CountingSink>();
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink));
+  StatusLines counted;
+  {
+    StepClock clock(per_step);
+    ThreadedEngineOptions options;
+    options.loop.scheduler.max_running = 8;
+    options.loop.scheduler.context_length = 4096;
+    options.loop.scheduler.eos_token_ids = {kChainEos};
+    options.status_interval_steps = interval;
+    EngineParts parts;
+    parts.cache = std::make_unique<FlatCache>(kPages, nullptr);
+    parts.runner = std::make_unique<ClockedRunner>(&clock);
+    auto engine = MakeThreadedEngine(options, std::move(parts), &clock);
+    auto out = std::make_shared<Recorder>(1);
+    Request r = MakeRequest(1, 1000, out);
+    r.sampling.ignore_eos = true;
+    EXPECT_TRUE(engine->Submit(std::move(r)).ok());
+    WaitFor([&] { return out->done(); });
+    counted.steps = engine->Snapshot().steps;
+  }
+  spdlog::set_default_logger(before);
+  counted.lines = sink->lines;
+  return counted;
+}
+
+TEST(ThreadedEngine, StatusLinesComeBySteps) {
+  const Nanos second = 1'000'000'000;
+  // Slow steps: every 40th makes a line. Steps are counted ahead of their end, hence one more or less.
+  const StatusLines slow = CountStatusLines(40, second);
+  EXPECT_GE(slow.steps, 1000);
+  EXPECT_NEAR(double(slow.lines), double(slow.steps) / 40, 1);
+  EXPECT_NEAR(double(CountStatusLines(100, second).lines), double(slow.steps) / 100, 1);
+  // Fast ones: no more than one line a second.
+  const StatusLines fast = CountStatusLines(1, second / 100);
+  EXPECT_LE(fast.lines, fast.steps / 100 + 1);
+  EXPECT_GE(fast.lines, fast.steps / 100 - 2);
+  EXPECT_EQ(CountStatusLines(0, second).lines, 0);
 }
 
 TEST(ThreadedEngine, TooLongAPromptIsRefusedBeforeItQueues) {
