@@ -178,10 +178,10 @@ Status Serve(const ServerConfig& config, std::unique_ptr<LeaveOnSignal> starting
   ASSIGN_OR_RETURN(
       std::unique_ptr<AppServer> server,
       AppServer::Start(std::move(options), stack->engine.get(), tokenizer, chat_template, &clock));
+  starting.reset();  // before anybody is told: a signal now lets requests end
   const bool ipv6 = config.host.find(':') != std::string::npos;
   std::cout << "sluice is ready: " << model->name << " at http://" << (ipv6 ? "[" : "") << config.host
             << (ipv6 ? "]" : "") << ":" << server->port() << std::endl;
-  starting.reset();
   ServeUntilSignal(server.get(), stack->engine.get(), &clock, config.shutdown_timeout_s);
   server.reset();
   stack.reset();

@@ -35,7 +35,10 @@ LeaveOnSignal::LeaveOnSignal()
         const sigset_t set = ShutdownSignals();
         while (!done_) {
           const timespec wait{0, 20'000'000};
-          if (const int signal = sigtimedwait(&set, nullptr, &wait); signal > 0) {
+          const int signal = sigtimedwait(&set, nullptr, &wait);
+          if (signal > 0 && done_) {
+            kill(getpid(), signal);  // came when the start was over: ServeUntilSignal's
+          } else if (signal > 0) {
             spdlog::warn("signal {} during the start: leaving", signal);
             spdlog::default_logger()->flush();
             _exit(128 + signal);
