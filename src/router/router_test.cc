@@ -4,7 +4,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <future>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "fmt/format.h"
@@ -101,6 +104,34 @@ class Endless final : public HttpHandler {
   std::vector<std::shared_ptr<HttpExchange>> held_;
 };
 
+// Keeps what came of one call's answer and tells when it began and when it ended.
+class Kept final : public HttpSink {
+ public:
+  void OnHead(int status, const HttpHeaders&) override { status_ = status; }
+  void OnData(std::string_view bytes) override {
+    std::lock_guard lock(mutex_);
+    body_ += bytes;
+    begun_.notify_all();
+  }
+  void OnEnd(Status) override { ended_.set_value(); }
+  // False after 30 s without a byte.
+  bool WaitForData() {
+    std::unique_lock lock(mutex_);
+    return begun_.wait_for(lock, std::chrono::seconds(30), [&] { return !body_.empty(); });
+  }
+  std::pair<int, std::string> Answer() {
+    ended_.get_future().wait();
+    return {status_, body_};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable begun_;
+  std::promise<void> ended_;
+  std::string body_;
+  int status_ = 0;
+};
+
 TEST(Router, RequestsWhoseTimeIsOverLearnWhy) {
   Endless endless;
   auto worker = *HttpServer::Start({}, &endless);
@@ -109,27 +140,27 @@ TEST(Router, RequestsWhoseTimeIsOverLearnWhy) {
   o.health_interval_s = 0.05;
   auto router = *Router::Start(o);
   const auto client = HttpClient::Make();
-  HttpResponse answers[2];
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 2; ++i)
-    threads.emplace_back([&, i] {
-      HttpCall call;
-      call.url = *HttpUrl::Parse(fmt::format("127.0.0.1:{}/generate", router->port()));
-      call.request.method = "POST";
-      call.request.path = "/generate";
-      call.request.headers.push_back({"content-type", "application/json"});
-      call.request.body = i == 0 ? R"({"text":"a"})" : R"({"text":"a","stream":true})";
-      if (auto answer = client->Fetch(std::move(call)); answer.ok()) answers[i] = *answer;
-    });
-  for (int i = 0; i < 5000 && endless.asked < 2; ++i)
+  const std::shared_ptr<Kept> kept[] = {std::make_shared<Kept>(), std::make_shared<Kept>()};
+  for (int i = 0; i < 2; ++i) {
+    HttpCall call;
+    call.url = *HttpUrl::Parse(fmt::format("127.0.0.1:{}/generate", router->port()));
+    call.request.method = "POST";
+    call.request.path = "/generate";
+    call.request.headers.push_back({"content-type", "application/json"});
+    call.request.body = i == 0 ? R"({"text":"a"})" : R"({"text":"a","stream":true})";
+    client->Start(std::move(call), kept[i]);
+  }
+  // One answer has begun at its client, of the other nothing has come: what is said of the end differs.
+  ASSERT_TRUE(kept[1]->WaitForData());
+  for (int i = 0; i < 30000 && endless.asked < 2; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   ASSERT_EQ(endless.asked, 2);
   router->EndAll("the time is over");
-  for (std::thread& t : threads) t.join();
-  EXPECT_EQ(answers[0].status, 503);
-  EXPECT_NE(answers[0].body.find("the time is over"), std::string::npos) << answers[0].body;
-  EXPECT_EQ(answers[1].status, 200);
-  EXPECT_NE(answers[1].body.find("the time is over"), std::string::npos) << answers[1].body;
+  const auto whole = kept[0]->Answer(), streamed = kept[1]->Answer();
+  EXPECT_EQ(whole.first, 503);
+  EXPECT_NE(whole.second.find("the time is over"), std::string::npos) << whole.second;
+  EXPECT_EQ(streamed.first, 200);
+  EXPECT_NE(streamed.second.find("the time is over"), std::string::npos) << streamed.second;
 }
 
 }  // namespace
