@@ -58,9 +58,7 @@ def compare(cluster, one, cases, rounds):
     expected = [call(one.url, path, body) for path, body in cases]
     wrong = 0
     for name in rounds:
-        for p in {"prefill": cluster.prefills, "decode": cluster.decodes, "both": cluster.instances(), "none": []}[name]:
-            status, text = call(p.url, "/flush_cache")
-            assert status == 200, (p.url, text)
+        cluster.flush({"prefill": cluster.prefills, "decode": cluster.decodes, "both": cluster.instances(), "none": []}[name])
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda c: call(cluster.url, *c), cases))
         for (path, body), a, b in zip(cases, expected, answers):
@@ -109,12 +107,9 @@ def test_cached_tokens_are_those_of_prefill(cluster):
 
     cluster.flush()
     got = [ask(ids), ask(ids), ask(ids, stream=True), ask(ids[:100] + [5] * 100)]
-    for p in cluster.decodes:
-        call(p.url, "/flush_cache")
-    got.append(ask(ids))
-    for p in cluster.prefills:
-        call(p.url, "/flush_cache")
-    got.append(ask(ids))
+    for side in (cluster.decodes, cluster.prefills):
+        cluster.flush(side)
+        got.append(ask(ids))
     if got == [0, 192, 192, 64, 192, 0]:
         return 0
     print(f"cached tokens through the router: {got}")

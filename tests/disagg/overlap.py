@@ -128,7 +128,7 @@ def ttft(o):
     warm = {mode: cache_counts(c) for mode, c in both.items()}
     for number in range(o.ttft_rounds):
         for mode, c in list(both.items())[::1 if number % 2 == 0 else -1]:
-            call(c.decodes[0].url, "/flush_cache")
+            c.flush(c.decodes)
             before = prefill_info(c)
             mine = at_once(c, [shared + prompt(rng, 704) for _ in range(10)])
             times[mode] += mine

@@ -58,7 +58,7 @@ def test_chat_and_the_caches_of_both_sides(cluster):
 
 
 def test_the_transfer_of_a_request_is_drawn_as_prefill_saw_it(cluster):
-    call(cluster.url, "/flush_cache")
+    cluster.flush()
     with Browser() as b:
         b.open(cluster.url + "/")
         b.until(LIVE.format(2))
