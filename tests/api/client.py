@@ -86,7 +86,7 @@ class Server:
     def info(self):
         return json.loads(self.call("GET", "/server_info")[2])["internal_states"][0]
 
-    def wait_idle(self, seconds=10):
+    def wait_idle(self, seconds=30):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             state = self.info()

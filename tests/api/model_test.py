@@ -285,4 +285,4 @@ def test_sigterm_with_streams_open():
                 body = read_all(s)
                 assert body.endswith(b"0\r\n\r\n")
                 assert b"data: [DONE]" in body or b'data: {"error"' in body
-        assert server.process.wait(timeout=10) == 0
+        assert server.process.wait(timeout=30) == 0

@@ -286,7 +286,7 @@ def stepping_server():
         yield s
 
 
-def wait_for(condition, seconds=5):
+def wait_for(condition, seconds=20):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -403,7 +403,7 @@ def test_sigterm_finishes_or_ends_every_stream():
                 ends.append(records(body)[-1])
         assert ends[:4] == ["[DONE]"] * 4
         assert all("error" in json.loads(e) for e in ends[4:])
-        assert server.process.wait(timeout=5) == 0
+        assert server.process.wait(timeout=30) == 0
 
 
 def test_a_second_sigterm_ends_every_request_with_its_error():
@@ -427,7 +427,7 @@ def test_a_second_sigterm_ends_every_request_with_its_error():
                     assert status == 200 and "error" in json.loads(records(body)[-1])
                 else:
                     assert status == 503 and json.loads(body)["error"]["message"]
-        assert server.process.wait(timeout=10) == 0
+        assert server.process.wait(timeout=30) == 0
 
 
 def listens(server):
@@ -450,7 +450,7 @@ def test_a_third_sigterm_leaves_at_once():
             server.terminate()
             wait_for(lambda: not listens(server))  # it waits for this client to take its bytes
             server.terminate()
-            assert server.process.wait(timeout=10) == 128 + signal.SIGTERM
+            assert server.process.wait(timeout=30) == 128 + signal.SIGTERM
 
 
 def test_ten_thousand_requests_write_no_line_each(server):

@@ -414,7 +414,7 @@ TEST_F(ServeTest, AClientThatLeavesEndsItsWork) {
                         .body = Request(path, endless, more).dump()};
         auto sink = std::make_shared<Sink>();
         const uint64_t id = client_->Start(call, sink);
-        for (int i = 0; i < 2000 && (engine_->Snapshot().running == 0 || (stream && sink->seen == 0)); ++i) {
+        for (int i = 0; i < 20000 && (engine_->Snapshot().running == 0 || (stream && sink->seen == 0)); ++i) {
           std::this_thread::sleep_for(1ms);
         }
         const int64_t aborted = engine_->Snapshot().requests_aborted;
@@ -436,7 +436,7 @@ TEST_F(ServeTest, AbortRequestEndsOneByName) {
   std::thread asker([&] {
     answer = Post("/generate", Request("/generate", {{"say", "ab"}, {"end", "hang"}}, {{"rid", "mine"}}));
   });
-  for (int i = 0; i < 2000 && engine_->Snapshot().generation_tokens_total < 2; ++i)
+  for (int i = 0; i < 20000 && engine_->Snapshot().generation_tokens_total < 2; ++i)
     std::this_thread::sleep_for(1ms);
   EXPECT_EQ(Post("/generate", {{"text", "x"}, {"rid", "mine"}}).status, 409);
   EXPECT_EQ(J::parse(Post("/abort_request", {{"rid", "mine"}}).body)["aborted"], 1);
@@ -453,10 +453,10 @@ TEST_F(ServeTest, AbortByNameEndsOnePromptOfSeveralNamedOnes) {
   const std::string hang = J{{"say", "ab"}, {"end", "hang"}}.dump();
   HttpResponse answer;
   std::thread asker([&] { answer = Post("/generate", {{"text", {hang, hang}}, {"rid", {"b1", "b2"}}}); });
-  for (int i = 0; i < 2000 && engine_->Snapshot().generation_tokens_total < 4; ++i)
+  for (int i = 0; i < 20000 && engine_->Snapshot().generation_tokens_total < 4; ++i)
     std::this_thread::sleep_for(1ms);
   EXPECT_EQ(J::parse(Post("/abort_request", {{"rid", "b1"}}).body)["aborted"], 1);
-  for (int i = 0; i < 2000 && engine_->Snapshot().running > 1; ++i) std::this_thread::sleep_for(1ms);
+  for (int i = 0; i < 20000 && engine_->Snapshot().running > 1; ++i) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(engine_->Snapshot().running, 1);  // b2 goes on
   EXPECT_EQ(J::parse(Post("/abort_request", {{"rid", "b2"}}).body)["aborted"], 1);
   EXPECT_EQ(J::parse(Post("/abort_request", {{"rid", "nobody"}}).body)["aborted"], 0);

@@ -46,7 +46,7 @@ class Ask(threading.Thread):
         return self.status, self.answer, self.seconds
 
 
-def wait_for(what, check, seconds=10):
+def wait_for(what, check, seconds=30):
     until = time.time() + seconds
     while not check():
         assert time.time() < until, f"never: {what}"
