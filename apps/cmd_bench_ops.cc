@@ -57,24 +57,18 @@ int RunBenchOps(const std::vector<std::string>& args) {
       "pass over memory), "
       "measured in the same rounds; checks results against double sums.",
       "sluice bench ops"};
+  app.option_defaults()->always_capture_default();
   OpsBenchOptions o;
   std::string device = "cpu", json;
-  app.add_option("--device", device, "cpu")->capture_default_str();
-  app.add_option("--threads", o.threads, "compute threads; 0: every core of this process")
-      ->capture_default_str();
-  app.add_option("--isa", o.isa, "auto, portable, avx2, avx512 or avx512_bf16")->capture_default_str();
+  app.add_option("--device", device, "cpu");
+  app.add_option("--threads", o.threads, "compute threads; 0: every core of this process");
+  app.add_option("--isa", o.isa, "auto, portable, avx2, avx512 or avx512_bf16");
   app.add_option("--only", o.only, "rows whose op or shape contains this text");
   app.add_option("--rounds", o.rounds, "alternating rounds, of which medians are reported")
-      ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   app.add_flag("--quick", o.quick, "small shapes and contexts: does everything run?");
-  app.add_option("--json", json, "write one JSON document to this file, - for stdout");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
-  }
+  app.add_option("--json", json, "write one JSON document there, - for stdout")->type_name("FILE");
+  if (const auto code = ParseWords(&app, "bench ops", args)) return *code;
   if (device != "cpu") {
     return FailWith("bench ops", Unsupported("--device {}: this build has cpu only", device));
   }

@@ -336,6 +336,7 @@ int Run(const Options& o) {
 int RunBenchRadix(const std::vector<std::string>& args) {
   Options o;
   CLI::App app("Prefix match and insert against memcmp and memcpy of the same bytes", "sluice bench radix");
+  app.option_defaults()->always_capture_default();
   app.add_option("--tokens", o.tokens, "tokens of the matched path")
       ->check(CLI::Range(int64_t(1024), int64_t(1) << 22));
   app.add_option("--rounds", o.rounds, "alternating rounds of each measurement")->check(CLI::Range(3, 1000));
@@ -344,16 +345,8 @@ int RunBenchRadix(const std::vector<std::string>& args) {
   app.add_option("--resident-nodes", o.resident_nodes, "nodes of the large tree")
       ->check(CLI::Range(int64_t(2000), int64_t(100000000)));
   app.add_flag("--check", o.check, "exit 1 when a limit is missed");
-  app.add_option("--json", o.json, "write one JSON document to this file, - for stdout");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return kExitOk;
-  } catch (const CLI::ParseError& e) {
-    return FailWith("bench radix", Invalid("{}", e.what()));
-  }
+  app.add_option("--json", o.json, "write one JSON document there, - for stdout")->type_name("FILE");
+  if (const auto code = ParseWords(&app, "bench radix", args)) return *code;
   return Run(o);
 }
 

@@ -132,7 +132,7 @@ Status WaitUntilReady(HttpClient* client, const LoadTarget& target, double secon
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(int64_t(seconds * 1000));
   for (;;) {
     HttpCall call{.url = target.url};
-    call.request = {.method = "GET", .path = "/health"};
+    call.request = {.method = "GET", .path = (target.url.path == "/" ? "" : target.url.path) + "/health"};
     const auto health = client->Fetch(std::move(call));
     if (health.ok() && health->status == 200) return OkStatus();
     if (std::chrono::steady_clock::now() >= until) {
@@ -250,7 +250,7 @@ void PrintTable(const Json& j) {
 StatusOr<int> Run(const CommandLine& line) {
   auto client = HttpClient::Make();
   LoadTarget target;
-  ASSIGN_OR_RETURN(target.url, HttpUrl::Parse(line.positional[0]));
+  ASSIGN_OR_RETURN(target.url, HttpUrl::ParseServer(line.positional[0]));
   const std::string backend = line.Text("--backend", "native");
   if (backend == "native" || backend == "sglang" || backend == "sluice") {
     target.backend = LoadBackend::kNative;
@@ -388,7 +388,7 @@ StatusOr<int> Run(const CommandLine& line) {
     std::vector<Answer> other;
     if (with.starts_with("http://") || with.starts_with("https://")) {
       LoadTarget reference = target;
-      ASSIGN_OR_RETURN(reference.url, HttpUrl::Parse(with));
+      ASSIGN_OR_RETURN(reference.url, HttpUrl::ParseServer(with));
       reference.model.clear();
       int32_t other_vocab = work.vocab_size;
       RETURN_IF_ERROR(ReadServerInfo(client.get(), &reference, &other_vocab));

@@ -133,7 +133,7 @@ StatusOr<Json> Measure(const std::vector<std::string>& flags, int64_t fill_token
 int RunBenchStart(const std::vector<std::string>& args) {
   // Flags of the server come behind "--".
   const auto split = std::find(args.begin(), args.end(), "--");
-  std::vector<std::string> mine(args.begin(), split);
+  const std::vector<std::string> mine(args.begin(), split);
   const std::vector<std::string> flags(split == args.end() ? split : split + 1, args.end());
   int64_t fill = 16384;
   double limit_s = 3;
@@ -142,21 +142,14 @@ int RunBenchStart(const std::vector<std::string>& args) {
   CLI::App app(
       "From the start of a server to its first token, and its memory; flags of the server come behind --",
       "sluice bench start");
+  app.option_defaults()->always_capture_default();
   app.add_option("--fill-tokens", fill, "tokens that are in the cache when memory is read")
       ->check(CLI::Range(0, 1 << 30));
   app.add_option("--limit", limit_s, "seconds to the first token that --check allows");
   app.add_flag("--check", check, "exit 1 when a bound is missed");
   app.add_flag("--check-memory", check_memory, "exit 1 when the memory bound is missed");
-  app.add_option("--json", json, "write one JSON document to this file, - for stdout");
-  std::reverse(mine.begin(), mine.end());
-  try {
-    app.parse(mine);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return kExitOk;
-  } catch (const CLI::ParseError& e) {
-    return FailWith("bench start", Invalid("{}", e.what()));
-  }
+  app.add_option("--json", json, "write one JSON document there, - for stdout")->type_name("FILE");
+  if (const auto code = ParseWords(&app, "bench start", mine)) return *code;
   const StatusOr<Json> r = Measure(flags, fill);
   if (!r.ok()) return FailWith("bench start", r.status());
   const auto mib = [&](const char* key) { return double((*r)[key].get<int64_t>()) / (1 << 20); };

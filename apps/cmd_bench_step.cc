@@ -86,6 +86,7 @@ int RunBenchStep(const std::vector<std::string>& args) {
   bool check = false;
   std::string json;
   CLI::App app("Time of the control plane for a decode step, without the model's", "sluice bench step");
+  app.option_defaults()->always_capture_default();
   app.add_option("--batch", batches, "running sequences")->delimiter(',')->check(CLI::Range(1, 4096));
   app.add_option("--context", contexts, "tokens of each prompt")
       ->delimiter(',')
@@ -93,16 +94,8 @@ int RunBenchStep(const std::vector<std::string>& args) {
   app.add_option("--steps", steps, "measured steps")->check(CLI::Range(10, 100000));
   app.add_option("--limit", limit_us, "microseconds that --check allows the median");
   app.add_flag("--check", check, "exit 1 when a median is above the limit");
-  app.add_option("--json", json, "write one JSON document to this file, - for stdout");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help();
-    return kExitOk;
-  } catch (const CLI::ParseError& e) {
-    return FailWith("bench step", Invalid("{}", e.what()));
-  }
+  app.add_option("--json", json, "write one JSON document there, - for stdout")->type_name("FILE");
+  if (const auto code = ParseWords(&app, "bench step", args)) return *code;
   Json rows = Json::array();
   std::string table =
       fmt::format("{:>6} {:>8} {:>6} {:>9} {:>9}\n", "batch", "context", "depth", "p50 us", "p99 us");

@@ -449,32 +449,24 @@ StatusOr<int> Run(const TransferOptions& o) {
 int RunBenchTransfer(const std::vector<std::string>& args) {
   TransferOptions o;
   CLI::App app("Copies between tiers against a plain copy of the same bytes", "sluice bench transfer");
-  app.add_option("--config", o.config, "a model folder; without it the cache shape of GLM-5");
-  app.add_option("--kv-cache-dtype", o.kv_cache_dtype)
-      ->check(CLI::IsMember({"fp8_e4m3", "bf16", "float32"}))
-      ->capture_default_str();
-  app.add_option("--layouts", o.layouts, "host layouts")->delimiter(',')->capture_default_str();
+  app.option_defaults()->always_capture_default();
+  app.add_option("--config", o.config, "a model folder; without it the cache shape of GLM-5")
+      ->type_name("DIR");
+  app.add_option("--kv-cache-dtype", o.kv_cache_dtype)->check(CLI::IsMember({"fp8_e4m3", "bf16", "float32"}));
+  app.add_option("--layouts", o.layouts, "host layouts")->type_name("NAME")->delimiter(',');
   app.add_option("--paths", o.paths)
       ->delimiter(',')
-      ->check(CLI::IsMember({"l1-l2", "l2-l1", "p-d", "hook", "l3-read", "l3-write"}))
-      ->capture_default_str();
-  app.add_option("--megabytes", o.megabytes, "moved in each round")
-      ->check(CLI::Range(1.0, 1e6))
-      ->capture_default_str();
-  app.add_option("--rounds", o.rounds)->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--directory", o.directory, "where the file backend writes; default the temporary folder");
+      ->check(CLI::IsMember({"l1-l2", "l2-l1", "p-d", "hook", "l3-read", "l3-write"}));
+  app.add_option("--megabytes", o.megabytes, "moved in each round")->check(CLI::Range(1.0, 1e6));
+  app.add_option("--rounds", o.rounds)->check(CLI::Range(1, 1000));
+  app.add_option("--directory", o.directory, "where the file backend writes; default the temporary folder")
+      ->type_name("DIR");
   app.add_option("--engine", o.engine, "of the file backend")
-      ->check(CLI::IsMember({"auto", "io_uring", "threads"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"auto", "io_uring", "threads"}));
   app.add_option("--threads", o.threads, "of the file backend; 0: its default")->check(CLI::Range(0, 64));
   app.add_flag("--direct-io", o.direct_io, "O_DIRECT in the file backend");
-  app.add_option("--json", o.json, "write one JSON document to a file, or - for stdout");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
-  }
+  app.add_option("--json", o.json, "write one JSON document there, - for stdout")->type_name("FILE");
+  if (const auto code = ParseWords(&app, "bench transfer", args)) return *code;
   const StatusOr<int> code = Run(o);
   return code.ok() ? *code : FailWith("bench transfer", code.status());
 }

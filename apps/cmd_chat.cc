@@ -313,7 +313,7 @@ class Chat {
     Json body = Json::parse(response->body, nullptr, false);
     if (response->status == 401) return Unavailable("the server asks for a key; pass --api-key");
     if (response->status != 200 || !body.is_object()) {
-      return Unavailable("http://{}:{}{} answers {}", url_.host, url_.port, path, response->status);
+      return Unavailable("{}{} answers {}", url_.ToString(), path, response->status);
     }
     return body;
   }
@@ -337,7 +337,7 @@ int RunChat(const std::vector<std::string>& args) {
     std::cout << HelpText(kSyntax);
     return kExitOk;
   }
-  auto url = HttpUrl::Parse(line->positional.empty() ? "http://127.0.0.1:30000" : line->positional[0]);
+  auto url = HttpUrl::ParseServer(line->positional.empty() ? "http://127.0.0.1:30000" : line->positional[0]);
   if (!url.ok()) return FailWith("chat", url.status());
   Chat chat(*std::move(url), *line);
   if (const Status ready = chat.Prepare(*line); !ready.ok()) return FailWith("chat", ready);

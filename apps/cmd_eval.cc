@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "commands.h"
-#include "config/server_config.h"
+#include "config/flags.h"
 #include "engine_setup.h"
 #include "eval/dataset.h"
 #include "eval/engine_target.h"
@@ -28,117 +28,92 @@ namespace {
 
 using eval::Json;
 
-constexpr char kHelp[] = R"(sluice eval: accuracy of a model, and equality of its outputs between cache passes
-
-  sluice eval MODEL --dataset F [options] [engine flags of sluice serve]
-  sluice eval MODEL --golden DIR [--json F] [engine flags]
-
-MODEL is a model folder, or "bundled"; or the URL of a running server (--api-key K when it wants one), which
-supports the passes cold and warm.
-  --dataset F         .jsonl or .jsonl.gz: chat sessions (id, bucket, kinds, messages, sure, reference_ok), or
-                      GSM8K-style lines (question, answer ending in "#### number")
-  --golden DIR        compare logits, greedy tokens and top-k sets with stored ones instead
-                      Repeated: the sessions of all files
-  --limit N           sessions of each file, or problems to ask (default: all), from the start of the file
-  --json F            results as one JSON document; - is standard output
-
-chat sessions: every turn is asked with the dataset's own answers as history, greedily; right = equal text and a stop.
-  --passes LIST       cold, warm, l2, l3 (default cold). cold: every turn from nothing. warm: from a cache that one
-                      untimed run filled. l2: device tier emptied first. l3: engine restarted, from storage
-  --concurrency N     sessions at once (default 8)
-  --max-tokens N      of an answer (default 256)
-  --sample N          N sessions of every length bucket, drawn with --sample-seed (default 0), instead of all
-  --expected F        judge every pass against the accuracies of F: each bucket within its sampling error, core kinds
-                      100%, sure answers >= 99.5%, agreement with the reference >= 95%; exit code 1 if one does not hold
-  --filled            with --passes l3: another process has filled the storage folder with this dataset
-  --compare-with G    outputs of another run: its cold pass stands for this run's
-  --outputs G         one JSON line a turn: pass, id, turn, text, output_ids, logits_hash
-
-question and answer:
-  --num-shots N       examples before each question (default 5)
-  --parallel N        questions at once (default 8)
-  --max-new-tokens N  of an answer (default 512)
-  --chat-format       examples and question as chat messages instead of one plain text
-)";
+const CommandSyntax kSyntax = {
+    .usage = "sluice eval MODEL|URL --dataset FILE|--golden DIR [options]",
+    .summary =
+        "Accuracy of a model, and equality of its outputs between cache passes. MODEL is a model folder or "
+        "\"bundled\";\n"
+        "the URL of a running server (with --api-key when it wants one) supports the passes cold and warm. "
+        "Turns "
+        "of chat\n"
+        "sessions are asked with the dataset's own answers as history, greedily; right = equal text and a "
+        "stop.",
+    .options =
+        {{"--dataset", "FILE",
+          ".jsonl or .jsonl.gz: chat sessions (id, bucket, kinds, messages, sure, reference_ok), or "
+          "GSM8K-style "
+          "lines (question, answer ending in \"#### number\"). Repeated: the sessions of all files"},
+         {"--golden", "DIR", "compare logits, greedy tokens and top-k sets with stored ones instead"},
+         {"--limit", "N", "sessions of each file, or problems to ask, from the start of the file (all)"},
+         {"--json", "FILE", "write one JSON document; - is stdout"},
+         {"--passes", "LIST",
+          "sessions: cold, warm, l2, l3, comma separated (cold). cold: every turn from nothing. warm: from a "
+          "cache that one untimed run filled. l2: device tier emptied first. l3: engine restarted, from "
+          "storage"},
+         {"--concurrency", "N", "sessions at once (8)"},
+         {"--max-tokens", "N", "of a session's answer (256)"},
+         {"--sample", "N", "N sessions of every length bucket, drawn with --sample-seed, instead of all"},
+         {"--sample-seed", "N", "of --sample (0)"},
+         {"--expected", "FILE",
+          "judge every pass against these accuracies: each bucket within its sampling error, core kinds "
+          "100%, "
+          "sure answers >= 99.5%, agreement with the reference >= 95%; exit code 1 if one does not hold"},
+         {"--filled", "",
+          "with --passes l3: another process has filled the storage folder with this dataset"},
+         {"--compare-with", "FILE", "outputs of another run: its cold pass stands for this run's"},
+         {"--outputs", "FILE", "write one JSON line a turn: pass, id, turn, text, output_ids, logits_hash"},
+         {"--num-shots", "N", "questions: examples before each one (5)"},
+         {"--parallel", "N", "questions at once (8)"},
+         {"--max-new-tokens", "N", "of a question's answer (512)"},
+         {"--chat-format", "",
+          "questions: examples and question as chat messages instead of one plain text"}},
+    .engine_flags = true,
+    .min_positional = 1,
+    .max_positional = 1,
+};
 
 struct EvalFlags {
   std::string model;
   std::optional<std::string> dataset, golden, json, outputs, expected, compare;
   std::vector<std::string> more_datasets;  // after the first
-  std::string passes = "cold";
-  int64_t limit = -1, concurrency = 8, max_tokens = 256, num_shots = 5, parallel = 8, max_new_tokens = 512;
-  int64_t sample = -1, sample_seed = 0;
-  bool chat_format = false, filled = false, help = false;
-  std::vector<std::string> engine;  // for ParseServerFlags
+  std::string passes;
+  int64_t limit = 0, concurrency = 0, max_tokens = 0, num_shots = 0, parallel = 0, max_new_tokens = 0;
+  int64_t sample = 0, sample_seed = 0;
+  bool chat_format = false, filled = false;
 };
 
-StatusOr<int64_t> Number(const std::string& flag, const std::string& value, int64_t least) {
-  char* end = nullptr;
-  const long long v = std::strtoll(value.c_str(), &end, 10);
-  if (value.empty() || *end != '\0' || v < least)
-    return Invalid("{} {}: use a whole number >= {}", flag, value, least);
-  return int64_t(v);
+std::optional<std::string> Given(const CommandLine& line, std::string_view option) {
+  return line.Has(option) ? std::optional(line.Text(option)) : std::nullopt;
 }
 
-StatusOr<EvalFlags> ParseFlags(const std::vector<std::string>& args) {
+StatusOr<EvalFlags> FlagsFrom(const CommandLine& line) {
   EvalFlags f;
-  for (size_t i = 0; i < args.size(); ++i) {
-    std::string flag = args[i];
-    if (flag == "--help" || flag == "-h") {
-      f.help = true;
-      return f;
-    }
-    std::optional<std::string> joined;
-    if (const size_t eq = flag.find('='); flag.starts_with("--") && eq != std::string::npos) {
-      joined = flag.substr(eq + 1);
-      flag = flag.substr(0, eq);
-    }
-    if (flag == "--chat-format" || flag == "--filled") {
-      (flag == "--filled" ? f.filled : f.chat_format) = true;
-      continue;
-    }
-    std::optional<std::string>* text = flag == "--dataset"        ? &f.dataset
-                                       : flag == "--golden"       ? &f.golden
-                                       : flag == "--json"         ? &f.json
-                                       : flag == "--outputs"      ? &f.outputs
-                                       : flag == "--expected"     ? &f.expected
-                                       : flag == "--compare-with" ? &f.compare
-                                                                  : nullptr;
-    int64_t* number = flag == "--limit"            ? &f.limit
-                      : flag == "--concurrency"    ? &f.concurrency
-                      : flag == "--max-tokens"     ? &f.max_tokens
-                      : flag == "--num-shots"      ? &f.num_shots
-                      : flag == "--parallel"       ? &f.parallel
-                      : flag == "--max-new-tokens" ? &f.max_new_tokens
-                      : flag == "--sample"         ? &f.sample
-                      : flag == "--sample-seed"    ? &f.sample_seed
-                                                   : nullptr;
-    if (text != nullptr || number != nullptr || flag == "--passes") {
-      if (!joined) {
-        if (i + 1 == args.size()) return Invalid("{}: a value is missing", flag);
-        joined = args[++i];
-      }
-      if (text == &f.dataset && f.dataset) {
-        f.more_datasets.push_back(*joined);
-      } else if (text != nullptr) {
-        *text = *joined;
-      } else if (number != nullptr) {
-        const int64_t least = number == &f.num_shots || number == &f.sample_seed ? 0 : 1;
-        ASSIGN_OR_RETURN(*number, Number(flag, *joined, least));
-      } else {
-        f.passes = *joined;
-      }
-      continue;
-    }
-    if (i == 0 && !flag.starts_with("-")) {
-      f.model = args[i];
+  f.model = line.positional[0];
+  for (const std::vector<std::string>& values : line.All("--dataset")) {
+    if (f.dataset) {
+      f.more_datasets.push_back(values.front());
     } else {
-      f.engine.push_back(args[i]);
+      f.dataset = values.front();
     }
   }
-  if (f.model.empty()) return Invalid("name a model folder, a URL, or \"bundled\", before the flags");
+  f.golden = Given(line, "--golden");
+  f.json = Given(line, "--json");
+  f.outputs = Given(line, "--outputs");
+  f.expected = Given(line, "--expected");
+  f.compare = Given(line, "--compare-with");
+  f.passes = line.Text("--passes", "cold");
+  ASSIGN_OR_RETURN(f.limit, line.Int("--limit", -1, 1));
+  ASSIGN_OR_RETURN(f.concurrency, line.Int("--concurrency", 8, 1));
+  ASSIGN_OR_RETURN(f.max_tokens, line.Int("--max-tokens", 256, 1));
+  ASSIGN_OR_RETURN(f.sample, line.Int("--sample", -1, 1));
+  ASSIGN_OR_RETURN(f.sample_seed, line.Int("--sample-seed", 0, 0));
+  ASSIGN_OR_RETURN(f.num_shots, line.Int("--num-shots", 5, 0));
+  ASSIGN_OR_RETURN(f.parallel, line.Int("--parallel", 8, 1));
+  ASSIGN_OR_RETURN(f.max_new_tokens, line.Int("--max-new-tokens", 512, 1));
+  f.chat_format = line.Has("--chat-format");
+  f.filled = line.Has("--filled");
   if (f.dataset.has_value() == f.golden.has_value())
-    return Invalid("give --dataset F or --golden DIR, one of them");
+    return Invalid("give --dataset FILE or --golden DIR, one of them");
   if (f.golden && (f.expected || f.sample >= 0))
     return Invalid("--expected and --sample are for --dataset; --golden has its own bounds");
   return f;
@@ -320,14 +295,14 @@ StatusOr<int> RunQuestions(const EvalFlags& flags, const eval::Dataset& dataset,
   return int(kExitOk);
 }
 
-bool IsUrl(const std::string& model) { return model.starts_with("http://") || model.starts_with("https://"); }
+bool IsUrl(const std::string& model) { return model.find("://") != std::string::npos; }
 
 StatusOr<int> RunDataset(const EvalFlags& flags, const eval::Dataset& dataset, eval::Target* target) {
   return dataset.kind == eval::DatasetKind::kProblems ? RunQuestions(flags, dataset, target)
                                                       : RunSessions(flags, dataset, target);
 }
 
-StatusOr<int> RunAgainstServer(const EvalFlags& flags) {
+StatusOr<int> RunAgainstServer(const EvalFlags& flags, const ServerConfig& config) {
   if (flags.golden)
     return Invalid("--golden needs the model in this process; give a model folder instead of a URL");
   ASSIGN_OR_RETURN(const std::vector<eval::PassKind> passes, eval::ParsePasses(flags.passes));
@@ -337,21 +312,15 @@ StatusOr<int> RunAgainstServer(const EvalFlags& flags) {
                      flags.passes);
     }
   }
-  ASSIGN_OR_RETURN(const ServerConfig config, ParseServerFlags(flags.engine));
   ASSIGN_OR_RETURN(const eval::Dataset dataset, ReadDatasets(flags));
   ASSIGN_OR_RETURN(const std::unique_ptr<eval::Target> target,
                    eval::MakeHttpTarget(flags.model, config.api_key));
   return RunDataset(flags, dataset, target.get());
 }
 
-StatusOr<int> Run(const EvalFlags& flags) {
-  if (IsUrl(flags.model)) return RunAgainstServer(flags);
-  std::vector<std::string> engine_flags = flags.engine;
-  if (flags.model != "bundled") {
-    engine_flags.push_back("--model-path");
-    engine_flags.push_back(flags.model);
-  }
-  ASSIGN_OR_RETURN(ServerConfig config, ParseServerFlags(engine_flags));
+StatusOr<int> Run(const EvalFlags& flags, ServerConfig config) {
+  if (IsUrl(flags.model)) return RunAgainstServer(flags, config);
+  if (flags.model != "bundled") config.model_path = flags.model;
   if (flags.golden) return RunGolden(config, *flags.golden, flags.json.value_or(""));
   ASSIGN_OR_RETURN(const eval::Dataset dataset, ReadDatasets(flags));
 
@@ -406,13 +375,15 @@ StatusOr<int> Run(const EvalFlags& flags) {
 }  // namespace
 
 int RunEval(const std::vector<std::string>& args) {
-  const StatusOr<EvalFlags> flags = ParseFlags(args);
-  if (!flags.ok()) return FailWith("eval", flags.status());
-  if (flags->help) {
-    std::fputs(kHelp, stdout);
+  StatusOr<CommandLine> line = ParseCommandLine(args, kSyntax);
+  if (!line.ok()) return FailWith("eval", line.status());
+  if (line->help) {
+    std::fputs(HelpText(kSyntax).c_str(), stdout);
     return kExitOk;
   }
-  const StatusOr<int> code = Run(*flags);
+  const StatusOr<EvalFlags> flags = FlagsFrom(*line);
+  if (!flags.ok()) return FailWith("eval", flags.status());
+  const StatusOr<int> code = Run(*flags, std::move(line->server));
   return code.ok() ? *code : FailWith("eval", code.status());
 }
 

@@ -142,37 +142,26 @@ StatusOr<int> Run(const PlanOptions& o) {
 int RunPlan(const std::vector<std::string>& args) {
   PlanOptions o;
   CLI::App app("Tokens that each cache tier holds for a cluster shape", "sluice plan");
+  app.option_defaults()->always_capture_default();
   app.add_option("config", o.config, "a model folder or a config.json")->required();
-  app.add_option("--json-model-override-args", o.overrides, "JSON object merged into the config");
+  app.add_option("--json-model-override-args", o.overrides, "JSON object merged into the config")
+      ->type_name("JSON");
   app.add_option("--nsa-index-topk-freq,--dsa-index-topk-freq", o.index_topk_freq, "0: as in the config");
   app.add_option("--nsa-index-topk-pattern,--dsa-index-topk-pattern", o.index_topk_pattern);
   app.add_option("--nsa-index-skip-topk-offset,--dsa-index-skip-topk-offset", o.index_skip_topk_offset);
   app.add_option("--attn-cp-size,--gpus", o.ranks, "ranks of one instance; each owns a lane of the cache")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 4096));
   app.add_option("--ep-size,--ep", o.ep, "ranks that share the experts; 0 = all")->check(CLI::Range(0, 4096));
-  app.add_option("--gpu-memory-gb", o.gpu_gb, "of one device, 10^9 bytes")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--mem-fraction-static", o.mem_fraction)
-      ->check(CLI::Range(0.01, 1.0))
-      ->capture_default_str();
+  app.add_option("--gpu-memory-gb", o.gpu_gb, "of one device, 10^9 bytes")->check(CLI::PositiveNumber);
+  app.add_option("--mem-fraction-static", o.mem_fraction)->check(CLI::Range(0.01, 1.0));
   app.add_option("--activation-gb", o.activation_gb, "kept free on each device for activations and graphs")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--host-gb", o.host_gb, "host tier of the whole instance")->check(CLI::NonNegativeNumber);
   app.add_option("--storage-gb", o.storage_gb, "storage tier")->check(CLI::NonNegativeNumber);
-  app.add_option("--weights-dtype", o.weights)
-      ->check(CLI::IsMember({"fp8", "bf16", "float32"}))
-      ->capture_default_str();
+  app.add_option("--weights-dtype", o.weights)->check(CLI::IsMember({"fp8", "bf16", "float32"}));
   app.add_flag("--speculative", o.speculative, "keep the draft layer's rows in the cache");
-  app.add_option("--json", o.json, "write one JSON document to a file, or - for stdout");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
-  }
+  app.add_option("--json", o.json, "write one JSON document there, - for stdout")->type_name("FILE");
+  if (const auto code = ParseWords(&app, "plan", args)) return *code;
   const StatusOr<int> code = Run(o);
   return code.ok() ? *code : FailWith("plan", code.status());
 }

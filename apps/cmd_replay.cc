@@ -94,9 +94,19 @@ void PrintTable(const ReplayReport& r) {
   for (const std::string& v : r.violations) std::cout << "VIOLATION " << v << "\n";
 }
 
+// An option whose values have names. (CLI11's own transformers show the numbers behind them in help and
+// errors.)
 template <typename T>
-CLI::CheckedTransformer Names(std::map<std::string, T> names) {
-  return CLI::CheckedTransformer(std::move(names), CLI::ignore_case);
+void AddNamed(CLI::App& app, const std::string& flag, T* target, const std::map<std::string, T>& names) {
+  std::vector<std::string> keys;
+  std::string now;
+  for (const auto& [name, value] : names) {
+    keys.push_back(name);
+    if (value == *target) now = name;
+  }
+  app.add_option_function<std::string>(flag, [target, names](const std::string& v) { *target = names.at(v); })
+      ->check(CLI::IsMember(keys))
+      ->default_str(now);
 }
 
 }  // namespace
@@ -109,73 +119,52 @@ int RunReplay(const std::vector<std::string>& args) {
   CLI::App app(
       "Run a Mooncake-format request trace through the scheduler and the cache under a virtual clock",
       "sluice replay");
+  app.option_defaults()->always_capture_default();
   app.add_option(
       "trace", file,
       "JSONL: timestamp (ms), input_length, output_length, hash_ids of 512-token blocks; - for stdin");
   app.add_option("--executor", executor, "null: steps take what the cost model says")
-      ->check(CLI::IsMember({"null"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"null"}));
   app.add_option("--limit", limit, "only the first N requests; 0 = all")->check(CLI::NonNegativeNumber);
-  app.add_option("--time-scale", o.time_scale, "arrivals come this much faster")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--time-scale", o.time_scale, "arrivals come this much faster")->check(CLI::PositiveNumber);
   app.add_option("--max-total-tokens", o.device_tokens, "device tier")
-      ->check(CLI::Range(int64_t(128), int64_t(1) << 36))
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t(128), int64_t(1) << 36));
   app.add_option(
          "--working-set-share", o.working_set_share,
          "device tier as a share of the trace's distinct prompt blocks, in place of --max-total-tokens")
       ->check(CLI::Range(0.0, 100.0));
-  app.add_option("--host-tokens", o.host_tokens, "host tier; 0 = off")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app.add_option("--host-tokens", o.host_tokens, "host tier; 0 = off")->check(CLI::NonNegativeNumber);
   app.add_option("--storage-tokens", o.storage_tokens, "storage tier behind the host tier; 0 = off")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--storage-latency-ms", o.storage_latency_ms, "of a batch")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--storage-gb-s", o.storage_gb_s, "rate of the storage")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--hicache-storage-prefetch-policy", o.prefetch)
-      ->transform(Names<PrefetchPolicy>({{"best_effort", PrefetchPolicy::kBestEffort},
-                                         {"wait_complete", PrefetchPolicy::kWaitComplete},
-                                         {"timeout", PrefetchPolicy::kTimeout}}))
-      ->default_str("best_effort");
-  app.add_option("--attn-cp-size", o.lanes, "lanes of the pools")
-      ->check(CLI::Range(1, 8))
-      ->capture_default_str();
-  app.add_option("--chunked-prefill-size", o.chunk_tokens)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--max-running-requests", o.max_running)->check(CLI::Range(1, 65536))->capture_default_str();
-  app.add_option("--step-depth", o.depth, "steps planned ahead")
-      ->check(CLI::Range(0, 1))
-      ->capture_default_str();
-  app.add_option("--schedule-policy", o.policy)
-      ->transform(
-          Names<SchedulePolicy>({{"fcfs", SchedulePolicy::kFcfs}, {"lpm", SchedulePolicy::kLongestPrefix}}));
-  app.add_option("--radix-eviction-policy", o.eviction)
-      ->transform(Names<EvictionPolicy>({{"lru", EvictionPolicy::kLru},
-                                         {"lfu", EvictionPolicy::kLfu},
-                                         {"fifo", EvictionPolicy::kFifo},
-                                         {"mru", EvictionPolicy::kMru},
-                                         {"priority", EvictionPolicy::kPriority}}));
-  app.add_option("--hicache-write-policy", o.write_policy)
-      ->transform(Names<WritePolicy>({{"write_through", WritePolicy::kWriteThrough},
-                                      {"write_through_selective", WritePolicy::kWriteThroughSelective},
-                                      {"write_back", WritePolicy::kWriteBack}}));
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--storage-latency-ms", o.storage_latency_ms, "of a batch")->check(CLI::NonNegativeNumber);
+  app.add_option("--storage-gb-s", o.storage_gb_s, "rate of the storage")->check(CLI::PositiveNumber);
+  AddNamed<PrefetchPolicy>(app, "--hicache-storage-prefetch-policy", &o.prefetch,
+                           {{"best_effort", PrefetchPolicy::kBestEffort},
+                            {"wait_complete", PrefetchPolicy::kWaitComplete},
+                            {"timeout", PrefetchPolicy::kTimeout}});
+  app.add_option("--attn-cp-size", o.lanes, "lanes of the pools")->check(CLI::Range(1, 8));
+  app.add_option("--chunked-prefill-size", o.chunk_tokens)->check(CLI::PositiveNumber);
+  app.add_option("--max-running-requests", o.max_running)->check(CLI::Range(1, 65536));
+  app.add_option("--step-depth", o.depth, "steps planned ahead")->check(CLI::Range(0, 1));
+  AddNamed<SchedulePolicy>(app, "--schedule-policy", &o.policy,
+                           {{"fcfs", SchedulePolicy::kFcfs}, {"lpm", SchedulePolicy::kLongestPrefix}});
+  AddNamed<EvictionPolicy>(app, "--radix-eviction-policy", &o.eviction,
+                           {{"lru", EvictionPolicy::kLru},
+                            {"lfu", EvictionPolicy::kLfu},
+                            {"fifo", EvictionPolicy::kFifo},
+                            {"mru", EvictionPolicy::kMru},
+                            {"priority", EvictionPolicy::kPriority}});
+  AddNamed<WritePolicy>(app, "--hicache-write-policy", &o.write_policy,
+                        {{"write_through", WritePolicy::kWriteThrough},
+                         {"write_through_selective", WritePolicy::kWriteThroughSelective},
+                         {"write_back", WritePolicy::kWriteBack}});
   app.add_option("--audit-every", o.audit_every, "walk all invariants every N steps; 0 = at the end only")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--generate", generate, "write a trace of N requests to stdout and stop")
       ->check(CLI::PositiveNumber);
-  app.add_option("--seed", seed, "of --generate")->capture_default_str();
-  app.add_option("--json", json, "write one JSON document to a file, or - for stdout");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());
-  try {
-    app.parse(reversed);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
-  }
+  app.add_option("--seed", seed, "of --generate");
+  app.add_option("--json", json, "write one JSON document there, - for stdout")->type_name("FILE");
+  if (const auto code = ParseWords(&app, "replay", args)) return *code;
   if (generate > 0) {
     WriteTrace(GenerateTrace(generate, seed), std::cout);
     return kExitOk;

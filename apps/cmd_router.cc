@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "config/flags.h"
+#include "http/client.h"
 #include "router/router.h"
 #include "serve/live_feed.h"
 #include "serve/shutdown.h"
@@ -100,8 +101,8 @@ Status RunUntilSignal(const CommandLine& line) {
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
   ASSIGN_OR_RETURN(std::unique_ptr<Router> router, Router::Start(options));
-  std::cout << fmt::format("sluice router is ready: {} instances at http://{}:{}", options.workers.size(),
-                           options.http.host, router->port())
+  std::cout << fmt::format("sluice router is ready: {} instances at {}", options.workers.size(),
+                           HttpUrl{.host = options.http.host, .port = router->port()}.ToString())
             << std::endl;
   sigset_t set;
   sigemptyset(&set);

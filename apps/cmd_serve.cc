@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "config/flags.h"
 #include "engine_setup.h"
+#include "http/client.h"
 #include "nlohmann/json.hpp"
 #include "serve/app_server.h"
 #include "serve/shutdown.h"
@@ -179,9 +180,8 @@ Status Serve(const ServerConfig& config, std::unique_ptr<LeaveOnSignal> starting
       std::unique_ptr<AppServer> server,
       AppServer::Start(std::move(options), stack->engine.get(), tokenizer, chat_template, &clock));
   starting.reset();  // before anybody is told: a signal now lets requests end
-  const bool ipv6 = config.host.find(':') != std::string::npos;
-  std::cout << "sluice is ready: " << model->name << " at http://" << (ipv6 ? "[" : "") << config.host
-            << (ipv6 ? "]" : "") << ":" << server->port() << std::endl;
+  std::cout << "sluice is ready: " << model->name << " at "
+            << HttpUrl{.host = config.host, .port = server->port()}.ToString() << std::endl;
   ServeUntilSignal(server.get(), stack->engine.get(), &clock, config.shutdown_timeout_s);
   server.reset();
   stack.reset();

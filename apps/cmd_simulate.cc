@@ -156,26 +156,25 @@ int RunSimulate(const std::vector<std::string>& args) {
   SimulateOptions o;
   CLI::App app("Deterministic simulation of scheduler, cache and tiers with injected faults",
                "sluice simulate");
+  app.option_defaults()->always_capture_default();
   std::string names;
   for (const sim::Scenario& s : sim::Scenarios()) names += fmt::format("  {:<8} {}\n", s.name, s.what);
   app.footer("scenarios:\n" + names);
-  app.add_option("--scenario", o.scenario, "one of the scenarios, or all")->capture_default_str();
+  app.add_option("--scenario", o.scenario, "one of the scenarios, or all")->type_name("NAME");
   auto* seeds = app.add_option("--seeds", o.seeds,
-                               "A..B: seeds from A up to but not including B, each in each scenario");
-  auto* replay = app.add_option("--replay", o.replay, "one seed again");
+                               "A..B: seeds from A up to but not including B, each in each scenario")
+                    ->type_name("A..B");
+  auto* replay = app.add_option("--replay", o.replay, "one seed again")->type_name("SEED");
   seeds->excludes(replay);
   app.add_flag("--trace", o.trace, "with --replay: print the schedule");
   app.add_flag("--stop-at-first", o.stop_at_first, "stop at the first violation");
   app.add_option("--jobs", o.jobs, "processes at once; 0: one per core")->check(CLI::Range(0, 1024));
-  app.add_option("--plant", o.plant, "plant a known bug (only in the test program sluice_planted)");
-  app.add_option("--json", o.json, "write one JSON document to a file, or - for stdout");
-  std::vector<std::string> reversed(args.rbegin(), args.rend());
-  try {
-    app.parse(reversed);
-    if (o.seeds.empty() && o.replay.empty()) throw CLI::RequiredError("--seeds A..B or --replay SEED");
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
-  }
+  app.add_option("--plant", o.plant, "plant a known bug (only in the test program sluice_planted)")
+      ->type_name("NAME");
+  app.add_option("--json", o.json, "write one JSON document there, - for stdout")->type_name("FILE");
+  if (const auto code = ParseWords(&app, "simulate", args)) return *code;
+  if (o.seeds.empty() && o.replay.empty())
+    return FailWith("simulate", Invalid("nothing to run; give --seeds A..B or --replay SEED"));
   const StatusOr<int> code = Run(o);
   return code.ok() ? *code : FailWith("simulate", code.status());
 }

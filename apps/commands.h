@@ -4,12 +4,17 @@
 // complaints to stderr, and returns an ExitCode. CMake globs cmd_*.cc.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/status.h"
+
+namespace CLI {
+class App;
+}
 
 namespace sluice {
 
@@ -35,6 +40,11 @@ ExitCode ExitCodeOf(const Status& status);
 // Prints "sluice <command>: <message>" to stderr and returns the exit code; for usage errors a pointer to
 // --help follows.
 int FailWith(std::string_view command, const Status& status);
+
+// For a command that describes its words with CLI11 (app: named "sluice <command>", positionals in small
+// letters): parses them into the app's targets. nullopt: the command goes on. Else its exit code, help or a
+// complaint in the form of all commands having been printed.
+std::optional<int> ParseWords(CLI::App* app, std::string_view command, const std::vector<std::string>& args);
 
 // Weak: a command whose file a build leaves out is null and gets no row.
 #define SLUICE_COMMAND(function) [[gnu::weak]] int function(const std::vector<std::string>& args)

@@ -194,6 +194,12 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   memory.host_gb_per_rank = config.hicache_size_gb;
   ASSIGN_OR_RETURN(stack->memory, PlanMemory(memory));
   stack->notices.push_back(stack->memory.ToString());
+  if (stack->memory.device_tokens() < model->context_length) {
+    stack->notices.push_back(
+        fmt::format("the cache holds {} tokens, fewer than the context of {}: a longer request is refused or "
+                    "ends early; raise --max-total-tokens or --mem-fraction-static",
+                    stack->memory.device_tokens(), model->context_length));
+  }
 
   auto foundation = std::make_shared<Foundation>();
   foundation->model = model;

@@ -65,6 +65,12 @@ StatusOr<std::shared_ptr<LoadedModel>> LoadModel(const ServerConfig& config) {
         "--context-length {} exceeds the model's max_position_embeddings {}; lower it or override that key",
         config.context_length, loaded->config.max_positions);
   }
+  if (loaded->context_length < 2) {
+    return Invalid(
+        "--context-length {}: leaves no room for a prompt and an answer; give at least 2, or 0 for the "
+        "model's own",
+        loaded->context_length);
+  }
   loaded->threads = config.threads > 0 ? int(config.threads) : AvailableCores();
   const DType act = config.dtype == "float32" ? DType::kF32 : DType::kBF16;
   if (config.device == "cuda") {
@@ -87,6 +93,18 @@ StatusOr<std::shared_ptr<LoadedModel>> LoadModel(const ServerConfig& config) {
   ASSIGN_OR_RETURN(loaded->model, Model::Load(loaded->config, std::move(*checkpoint), *loaded->backend,
                                               {with_draft, progress}));
   loaded->notices = loaded->model->notices();
+  if (loaded->threads > AvailableCores()) {
+    loaded->notices.push_back(fmt::format(
+        "--threads {} exceeds the {} cores of this process: threads wait for one another; leave it out "
+        "to use all cores",
+        loaded->threads, AvailableCores()));
+  }
+  if (loaded->config.eos_token_ids.empty()) {
+    loaded->notices.push_back(
+        "neither config.json nor generation_config.json has an eos_token_id: answers end by their length or "
+        "a stop "
+        "string only");
+  }
   return loaded;
 }
 

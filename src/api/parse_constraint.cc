@@ -60,8 +60,17 @@ void SetChoice(FieldReader& f, const std::string& field, JsonElement value, Gene
 
 void ReadResponseFormat(FieldReader& f, JsonElement format, GenerationOptions* out) {
   std::string_view type;
-  if (!format.is_object() || format.at_key("type").get(type) != simdjson::SUCCESS) {
-    return f.Fail("response_format", fmt::format("{} is not an object with a \"type\"", Shown(format)));
+  if (!format.is_object()) {
+    return f.Fail(
+        "response_format",
+        fmt::format("{} is not an object; send {{\"type\": \"json_object\"}} or the like", Shown(format)));
+  }
+  if (JsonElement value; format.at_key("type").get(value) != simdjson::SUCCESS) {
+    return f.Fail("response_format.type", "missing; send text, json_object or json_schema");
+  } else if (value.get(type) != simdjson::SUCCESS) {
+    return f.Fail("response_format.type",
+                  fmt::format("{} is not supported; send text, json_object or json_schema", Shown(value)),
+                  "unsupported");
   }
   if (type == "text") return;
   if (type == "json_object") return Set(f, Kind::kJsonObject, "response_format", "", out);

@@ -2,21 +2,28 @@
 
 #include <utility>
 
+#include "base/file_text.h"
 #include "http/client.h"
 
 namespace sluice::eval {
 namespace {
 
+// "" when it is not there or no string.
+std::string Text(const Json& object, std::string_view key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
 // Answers of a decode instance whose pages nobody filled say nothing, right or wrong. `info` is of an
 // instance or of a router, which shows its instances' own.
 Status RefuseFake(const Json& info) {
   if (info.contains("disaggregation") && info["disaggregation"].is_object() &&
-      info["disaggregation"].value("transfer_backend", "") == "fake")
+      Text(info["disaggregation"], "transfer_backend") == "fake")
     return Unsupported(
         "eval: instance {} runs with --disaggregation-transfer-backend fake, which moves no pages; start it "
         "with "
         "auto, shm or tcp",
-        info["disaggregation"].value("instance_id", "?"));
+        Text(info["disaggregation"], "instance_id"));
   if (info.contains("workers") && info["workers"].is_array())
     for (const Json& worker : info["workers"])
       if (worker.is_object() && worker.contains("answer") && worker["answer"].is_object())
@@ -34,9 +41,9 @@ class HttpTarget final : public Target {
 
   Status Connect() {
     ASSIGN_OR_RETURN(const Json models, Call("GET", "/v1/models", nullptr));
-    if (models.contains("data") && models["data"].is_array() && !models["data"].empty()) {
-      model_ = models["data"][0].value("id", "");
-    }
+    if (models.contains("data") && models["data"].is_array() && !models["data"].empty() &&
+        models["data"][0].is_object())
+      model_ = Text(models["data"][0], "id");
     const StatusOr<Json> info = Call("GET", "/server_info", nullptr);  // other servers have none
     return info.ok() ? RefuseFake(*info) : OkStatus();
   }
@@ -80,7 +87,8 @@ class HttpTarget final : public Target {
       }
       return answer;
     } catch (const Json::exception& e) {
-      return Unavailable("{}: the answer is not one of this API ({})", name_, e.what());
+      return Unavailable("{}: the answer is not one of this API ({}); give the URL of a sluice server", name_,
+                         JsonComplaint(e.what()));
     }
   }
 
@@ -115,15 +123,17 @@ class HttpTarget final : public Target {
       call.request.body = body->dump(-1, ' ', false, Json::error_handler_t::replace);
     }
     StatusOr<HttpResponse> response = client_->Fetch(std::move(call));
-    if (!response.ok()) return Unavailable("{}{}: {}", name_, path, Message(response.status()));
+    if (!response.ok()) return response.status();
     Json reply = Json::parse(response->body, nullptr, /*allow_exceptions=*/false);
     if (response->status != 200) {
       std::string message = reply.is_object() && reply.contains("error") && reply["error"].is_object()
-                                ? reply["error"].value("message", "")
+                                ? Text(reply["error"], "message")
                                 : "";
-      return Unavailable("{}{}: HTTP {} {}", name_, path, response->status, message);
+      return Unavailable("{}{}: HTTP {} {}", url_.ToString(), path, response->status, message);
     }
-    if (!reply.is_object()) return Unavailable("{}{}: the answer is not a JSON object", name_, path);
+    if (!reply.is_object())
+      return Unavailable("{}{}: the answer is not a JSON object; give the URL of a sluice server",
+                         url_.ToString(), path);
     return reply;
   }
 
@@ -136,7 +146,7 @@ class HttpTarget final : public Target {
 }  // namespace
 
 StatusOr<std::unique_ptr<Target>> MakeHttpTarget(const std::string& url, const std::string& api_key) {
-  ASSIGN_OR_RETURN(HttpUrl parsed, HttpUrl::Parse(url));
+  ASSIGN_OR_RETURN(HttpUrl parsed, HttpUrl::ParseServer(url));
   auto target = std::make_unique<HttpTarget>(std::move(parsed), url, api_key);
   RETURN_IF_ERROR(target->Connect());
   return target;

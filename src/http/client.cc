@@ -88,7 +88,7 @@ class Client final : public HttpClient {
 
   static Status Failed(const Running& r, std::string_view what, error_code ec) {
     if (r.cancelled) return Aborted("cancelled");
-    const std::string where = fmt::format("http://{}:{}", r.call.url.host, r.call.url.port);
+    const std::string where = "http://" + r.call.url.Authority();
     if (ec == beast::error::timeout) return DeadlineExceeded("{}: {} took too long", where, what);
     return Unavailable("{}: {}: {}", where, what, ec.message());
   }
@@ -102,7 +102,7 @@ class Client final : public HttpClient {
   // A kept connection that the server has not closed, or a new one.
   asio::awaitable<Status> Connect(Running& r) {
     const HttpUrl& url = r.call.url;
-    auto& kept = idle_[fmt::format("{}:{}", url.host, url.port)];
+    auto& kept = idle_[url.Authority()];
     while (!kept.empty()) {
       auto stream = std::move(kept.back());
       kept.pop_back();
@@ -129,10 +129,9 @@ class Client final : public HttpClient {
     if (r.cancelled) co_return Aborted("cancelled");
     if (Status s = co_await Connect(r); !s.ok()) co_return s;
     const HttpRequest& request = r.call.request;
-    std::string bytes =
-        fmt::format("{} {}{} HTTP/1.1\r\nHost: {}:{}\r\n", request.method,
-                    request.path.empty() ? r.call.url.path : request.path,
-                    request.query.empty() ? "" : "?" + request.query, r.call.url.host, r.call.url.port);
+    std::string bytes = fmt::format("{} {}{} HTTP/1.1\r\nHost: {}\r\n", request.method,
+                                    request.path.empty() ? r.call.url.path : request.path,
+                                    request.query.empty() ? "" : "?" + request.query, r.call.url.Authority());
     for (const auto& [name, value] : request.headers) bytes += name + ": " + value + "\r\n";
     if (!request.body.empty() || request.method == "POST")
       bytes += fmt::format("Content-Length: {}\r\n", request.body.size());
@@ -221,6 +220,8 @@ StatusOr<HttpUrl> HttpUrl::Parse(std::string_view url) {
     return Unsupported("{}: https is not built in; put a TLS proxy in front and use http://", whole);
   }
   if (url.starts_with("http://")) url.remove_prefix(7);
+  if (url.find("://") != url.npos)
+    return Unsupported("URL {}: only http:// is supported; write http://HOST:PORT", whole);
   HttpUrl out;
   const size_t slash = url.find('/');
   const std::string_view authority = url.substr(0, slash);
@@ -240,11 +241,25 @@ StatusOr<HttpUrl> HttpUrl::Parse(std::string_view url) {
     const std::string_view digits = authority.substr(colon + 1);
     const auto [end, ec] = std::from_chars(digits.data(), digits.data() + digits.size(), out.port);
     if (ec != std::errc() || end != digits.data() + digits.size() || out.port == 0) {
-      return Invalid("URL {}: port {} is not a number from 1 to 65535", whole, digits);
+      return Invalid("URL {}: port \"{}\" is not a number from 1 to 65535", whole, digits);
     }
   }
   return out;
 }
+
+StatusOr<HttpUrl> HttpUrl::ParseServer(std::string_view url) {
+  ASSIGN_OR_RETURN(HttpUrl out, Parse(url));
+  constexpr std::string_view kBase = "/v1";
+  if (out.path.ends_with(kBase)) out.path.resize(out.path.size() - kBase.size());
+  if (out.path.empty()) out.path = "/";
+  return out;
+}
+
+std::string HttpUrl::Authority() const {
+  return host.find(':') == host.npos ? fmt::format("{}:{}", host, port) : fmt::format("[{}]:{}", host, port);
+}
+
+std::string HttpUrl::ToString() const { return "http://" + Authority() + (path == "/" ? "" : path); }
 
 std::unique_ptr<HttpClient> HttpClient::Make() { return std::make_unique<Client>(); }
 

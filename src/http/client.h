@@ -14,10 +14,16 @@ namespace sluice {
 struct HttpUrl {
   std::string host;
   uint16_t port = 80;
-  std::string path;  // starts with '/', never ends with one unless it is "/"; query kept
+  std::string path = "/";  // starts with '/', never ends with one unless it is "/"; query kept
 
-  // "http://host:port/path", "host:port". https is refused: put a TLS proxy between.
+  // "http://host:port/path", "host:port". Every other scheme is refused; for https put a TLS proxy between.
   static StatusOr<HttpUrl> Parse(std::string_view url);
+  // The address of a server, with or without the /v1 that OpenAI's clients end it with.
+  static StatusOr<HttpUrl> ParseServer(std::string_view url);
+  // "host:port", an IPv6 address in brackets.
+  std::string Authority() const;
+  // "http://host:port/path", the path only where there is one.
+  std::string ToString() const;
 };
 
 struct HttpCall {

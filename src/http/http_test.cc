@@ -446,6 +446,12 @@ TEST(HttpUrlTest, ParsesAndRefuses) {
   EXPECT_EQ(HttpUrl::Parse("[::1]:9")->host, "::1");
   EXPECT_FALSE(HttpUrl::Parse("https://a").ok());
   EXPECT_FALSE(HttpUrl::Parse("http://a:x").ok());
+  EXPECT_THAT(std::string(HttpUrl::Parse("ftp://a").status().message()), testing::HasSubstr("only http://"));
+  EXPECT_EQ(HttpUrl::ParseServer("http://a:81/v1/")->path, "/");
+  EXPECT_EQ(HttpUrl::ParseServer("http://a:81/models/v1")->path, "/models");
+  EXPECT_EQ(HttpUrl::ParseServer("http://a:81/v12")->path, "/v12");
+  for (const char* url : {"http://a:80", "http://[::1]:9", "http://127.0.0.1:30000/models/v1"})
+    EXPECT_EQ(HttpUrl::Parse(url)->ToString(), url);
   EXPECT_FALSE(HttpUrl::Parse("http://:1").ok());
 }
 

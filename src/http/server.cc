@@ -58,6 +58,10 @@ class Server final : public HttpServer {
       return Unavailable("port {} on {} is in use; stop the other process or choose another --port",
                          options.port, options.host);
     }
+    if (ec == asio::error::access_denied) {
+      return Unavailable("port {} on {} is not allowed for this user; choose another --port (1024 or above)",
+                         options.port, options.host);
+    }
     if (ec)
       return Unavailable(
           "cannot listen on --host {} --port {}: {}; use an address of this machine, 127.0.0.1 or 0.0.0.0",

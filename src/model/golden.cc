@@ -24,13 +24,16 @@ struct Golden {
   std::unique_ptr<SafetensorsFile> logits, topk, draft;
 };
 
-StatusOr<std::vector<int32_t>> TokenList(const Json& object, const char* key, const std::string& path) {
+// `where` names the file and the prompt.
+StatusOr<std::vector<int32_t>> TokenList(const Json& object, const char* key, const std::string& where) {
   const auto it = object.find(key);
-  if (it == object.end() || !it->is_array()) return Invalid("{}: a prompt has no list \"{}\"", path, key);
+  if (it == object.end() || !it->is_array())
+    return Invalid("{}.{}: not a list of token ids (export the goldens again)", where, key);
   std::vector<int32_t> ids;
   for (const Json& v : *it) {
     if (!v.is_number_integer() || v < 0 || v > 0x7fffffff)
-      return Invalid("{}: {} is not a token id", path, v.dump());
+      return Invalid("{}.{}[{}]: {} is not a token id (export the goldens again)", where, key, ids.size(),
+                     v.dump());
     ids.push_back(v.get<int32_t>());
   }
   return ids;
@@ -49,17 +52,19 @@ StatusOr<Golden> Open(const std::string& folder) {
   } catch (const nlohmann::json::exception& e) {
     return Invalid("{}: {} (export the goldens again)", path, JsonComplaint(e.what()));
   }
-  if (!list.is_array() || list.empty()) return Invalid("{}: holds no list of prompts", path);
+  if (!list.is_array() || list.empty())
+    return Invalid("{}: holds no list of prompts (export the goldens again)", path);
   for (const Json& p : list) {
-    if (!p.is_object()) return Invalid("{}: a prompt is not an object", path);
+    const std::string where = fmt::format("{}: prompts[{}]", path, g.prompts.size());
+    if (!p.is_object()) return Invalid("{}: not an object (export the goldens again)", where);
     Prompt prompt;
     prompt.tensor = fmt::format("logits{}", g.prompts.size());
     if (trained) {
-      ASSIGN_OR_RETURN(prompt.tensor, JsonFields(p, path + ": ").String("name", std::nullopt));
+      ASSIGN_OR_RETURN(prompt.tensor, JsonFields(p, where + ".").String("name", std::nullopt));
     }
-    ASSIGN_OR_RETURN(prompt.ids, TokenList(p, "ids", path));
-    ASSIGN_OR_RETURN(prompt.greedy, TokenList(p, "greedy", path));
-    if (prompt.ids.empty()) return Invalid("{}: a prompt is empty", path);
+    ASSIGN_OR_RETURN(prompt.ids, TokenList(p, "ids", where));
+    ASSIGN_OR_RETURN(prompt.greedy, TokenList(p, "greedy", where));
+    if (prompt.ids.empty()) return Invalid("{}.ids: empty (export the goldens again)", where);
     g.prompts.push_back(std::move(prompt));
   }
   ASSIGN_OR_RETURN(g.logits,
@@ -82,10 +87,12 @@ std::vector<T> Values(const StoredTensor& t) {
   return v;
 }
 
-StatusOr<std::vector<float>> GoldenLogits(const SafetensorsFile& file, const std::string& name,
-                                          int64_t vocab) {
+StatusOr<std::vector<float>> GoldenLogits(const SafetensorsFile& file, const std::string& folder,
+                                          const std::string& name, int64_t vocab) {
   const StoredTensor* t = file.Find(name);
-  if (t == nullptr) return Invalid("golden: tensor \"{}\" is missing", name);
+  if (t == nullptr)
+    return Invalid("{}: tensor \"{}\" is missing from its safetensors files (export the goldens again)",
+                   folder, name);
   if (t->dtype != DType::kF32 || t->shape.size() != 2 || t->shape[1] != vocab) {
     return Invalid("{}: tensor \"{}\" is {} {}, expected F32 [rows, {}]", t->file, name, t->dtype_name,
                    ShapeString(t->shape), vocab);
@@ -125,7 +132,9 @@ class TopkCheck final : public LayerHooks {
     const StoredTensor* gaps = file_.Find(fmt::format("layer{}.gap", layer.value));
     if (sets == nullptr || gaps == nullptr || sets->dtype != DType::kI32 || sets->shape.size() != 2 ||
         sets->shape[1] != topk_ || gaps->elements() != sets->shape[0]) {
-      status_ = Invalid("golden: layer{} is missing from topk.safetensors or has another shape", layer.value);
+      status_ =
+          Invalid("topk.safetensors: layer{} is missing or has another shape (export the goldens again)",
+                  layer.value);
       return;
     }
     const std::vector<int32_t> want = Values<int32_t>(*sets);
@@ -199,10 +208,11 @@ StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& run
                                         model.config().draft_layer(), report);
   }
   for (const Prompt& p : golden.prompts) {
-    ASSIGN_OR_RETURN(const std::vector<float> want, GoldenLogits(*golden.logits, p.tensor, vocab));
+    ASSIGN_OR_RETURN(const std::vector<float> want, GoldenLogits(*golden.logits, folder, p.tensor, vocab));
     const int64_t keep = int64_t(want.size()) / vocab;
     if (keep > int64_t(p.ids.size()))
-      return Invalid("golden: {} has more rows than its prompt has tokens", p.tensor);
+      return Invalid("{}: tensor \"{}\" has more rows than its prompt has tokens (export the goldens again)",
+                     folder, p.tensor);
     const bool checked = check != nullptr && check->prompt() == p.tensor;
     runner.Reset();
     // The last rows are a chunk of their own size anyway; the sets are compared chunk by chunk.
@@ -226,9 +236,11 @@ StatusOr<GoldenReport> CompareWithGolden(const Model& model, SequenceRunner& run
     CountMargins(got, want, vocab, report);
     if (model.has_draft() && golden.draft != nullptr) {
       // Four rows: the last four slots of the prompt.
-      ASSIGN_OR_RETURN(const std::vector<float> draft, GoldenLogits(*golden.draft, p.tensor, vocab));
+      ASSIGN_OR_RETURN(const std::vector<float> draft, GoldenLogits(*golden.draft, folder, p.tensor, vocab));
       if (draft.size() != drafted.size()) {
-        return Invalid("golden: mtp.safetensors \"{}\" has other rows than the logits", p.tensor);
+        return Invalid(
+            "{}/mtp.safetensors: tensor \"{}\" has {} values, expected {} (export the goldens again)", folder,
+            p.tensor, draft.size(), drafted.size());
       }
       ++report.draft_prompts;
       report.draft_max_rel_err = std::max(report.draft_max_rel_err, RelativeError(drafted, draft));

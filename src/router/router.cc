@@ -378,7 +378,7 @@ StatusOr<std::unique_ptr<Router>> Router::Start(const RouterOptions& options) {
   for (const WorkerSpec& spec : options.workers) {
     auto worker = std::make_unique<Worker>();
     worker->spec = spec;
-    ASSIGN_OR_RETURN(worker->url, HttpUrl::Parse(spec.url));
+    ASSIGN_OR_RETURN(worker->url, HttpUrl::ParseServer(spec.url));
     worker->index = int(router->workers_.size());
     has[int(spec.role)] = true;
     router->workers_.push_back(std::move(worker));

@@ -22,14 +22,14 @@ class Server:
         self.log = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=self.log, text=True)
         line = self.process.stdout.readline()
-        match = re.search(r"http://([\w.]+):(\d+)", line)
+        match = re.search(r"http://(?:([\w.]+)|\[([\da-f:]+)\]):(\d+)$", line)
         if not match:
             self.process.kill()
             self.process.wait()
             raise RuntimeError(f"no ready line but {line!r}; log: {self.log_text()}")
         self.ready_line = line
-        self.host, self.port = match.group(1), int(match.group(2))
-        self.url = f"http://{self.host}:{self.port}"
+        self.host, self.port = match.group(1) or match.group(2), int(match.group(3))
+        self.url = match.group(0)
 
     def __enter__(self):
         return self
@@ -52,7 +52,7 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", status).group(1))
 
     def connect(self, receive_buffer=0, timeout=30):
-        s = socket.socket()
+        s = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         if receive_buffer:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         s.settimeout(timeout)

@@ -227,6 +227,7 @@ class BadInput(unittest.TestCase):
 
     def test_context_beyond_the_model(self):
         self.refused(2, ["--context-length 1000000", "max_position_embeddings"], "--context-length", "1000000", usage=True)
+        self.refused(2, ["--context-length 1: leaves no room", "give at least 2"], "--context-length", "1", usage=True)
 
     def test_more_cache_than_memory(self):
         self.refused(3, ["--max-total-tokens"], "--max-total-tokens", "100000000000")

@@ -61,7 +61,53 @@ class CommandLine(unittest.TestCase):
     def test_unknown_flag_of_every_command(self):
         for command in commands():
             result = run(*command.split(), "--no-such-flag")
-            self.assert_usage_error(result, "--help")
+            self.assert_usage_error(result, "--no-such-flag")
+            lines = result.stderr.splitlines()
+            self.assertTrue(lines[0].startswith(f"sluice {command}: "), result.stderr)
+            self.assertEqual(lines[1:], [f"see: sluice {command} --help"])
+            self.assertEqual(result.stdout, "")
+
+    def test_help_has_one_form(self):
+        for command in commands():
+            text = run(*command.split(), "--help").stdout
+            lines = text.splitlines()
+            self.assertRegex(lines[0], rf"^usage: sluice {command}( [A-Z\[-].*)? \[options\]", text)
+            self.assertEqual(lines[1], "")
+            self.assertGreater(len(lines[2]), 10, text)  # what it does
+            self.assertIn("\nOptions:\n  --" if command != "serve" else "\nHTTP:\n  --", text)
+            self.assertTrue(all(c.isprintable() for line in lines for c in line), f"{command}: {text!r}")
+            for foreign in ("ENUM", "INT", "FLOAT", "REQUIRED", "NONNEGATIVE", "OPTIONS"):
+                self.assertNotRegex(text, rf"\b{foreign}\b")
+        replay = run("replay", "--help").stdout
+        self.assertIn("--hicache-storage-prefetch-policy best_effort|timeout|wait_complete", replay)
+        self.assertIn("lanes of the pools; 1 to 8 [1]", replay)
+        self.assert_usage_error(run("replay", "-", "--schedule-policy", "lof"), "lof", "fcfs")
+
+    def test_what_is_missing_is_named(self):
+        self.assert_usage_error(run("plan"), "sluice plan: CONFIG is missing; usage: sluice plan CONFIG [options]")
+        self.assert_usage_error(run("simulate"), "sluice simulate: nothing to run; give --seeds A..B or --replay SEED")
+        self.assert_usage_error(run("replay"), "sluice replay: TRACE is missing; give a file")
+        self.assert_usage_error(run("bench", "serving"), "usage: sluice bench serving URL [options]")
+        self.assert_usage_error(run("eval"), "usage: sluice eval MODEL|URL --dataset FILE|--golden DIR [options]")
+
+    def test_urls_of_servers(self):
+        dataset = os.path.join(os.path.dirname(__file__), "..", "data", "eval", "gsm8k_style.jsonl")
+        for words in (["chat"], ["bench", "serving"], ["eval", "--dataset", dataset], ["router", "--worker"]):
+            self.assert_usage_error(run(*words, "ftp://x"), "ftp://x: only http:// is supported; write http://HOST:PORT")
+            self.assert_usage_error(run(*words, "https://x"), "TLS proxy")
+            if words[0] != "router":  # it waits for workers
+                # As OpenAI's clients write it: the same server.
+                result = run(*words, "http://127.0.0.1:9/v1")
+                self.assertEqual(result.returncode, 3)
+                self.assertIn("http://127.0.0.1:9: connecting: ", result.stderr)
+                self.assertNotIn("--help", result.stderr)
+        self.assert_usage_error(run("chat", "http://x:y"), 'port "y" is not a number')
+
+    def test_overrides_are_read_before_any_model(self):
+        for value in ["{", "[]", '{"a": nul}']:
+            result = run("serve", "--model-path", "/no/such/model", "--json-model-override-args", value)
+            self.assert_usage_error(result, "--json-model-override-args: ")
+            self.assertNotIn("json.exception", result.stderr)
 
     def test_bars_and_colour_are_for_terminals(self):
         words = [SLUICE, "run", "--prompt", "Mara has", "--max-tokens", "2"]

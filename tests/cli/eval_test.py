@@ -1,9 +1,11 @@
 """sluice eval as users and tools call it: JSON keys, passes, output files, question-and-answer files, exit codes."""
+import http.server
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 SLUICE = sys.argv[1]
@@ -161,18 +163,79 @@ class EvalTest(unittest.TestCase):
         code, out, err = run(tiny, "--golden", other, "--dtype", "float32")
         self.assertEqual(code, 1, out + err)
 
+    def test_goldens_that_cannot_be_read_name_file_and_field(self):
+        tiny = os.path.join(DATA, "tiny-random", "glm-moe-dsa")
+        good = load(os.path.join(tiny, "golden.json"))
+        for change, what in [
+                (lambda g: "{", "golden.json: parse error at line 1"),
+                (lambda g: json.dumps({}), "golden.json: key 'prompts' not found"),
+                (lambda g: json.dumps({**g, "prompts": []}), "golden.json: holds no list of prompts"),
+                (lambda g: json.dumps({**g, "prompts": [7]}), "golden.json: prompts[0]: not an object"),
+                (lambda g: json.dumps({**g, "prompts": [g["prompts"][0], {**g["prompts"][1], "ids": [1, "x"]}]}),
+                 'golden.json: prompts[1].ids[1]: "x" is not a token id'),
+                (lambda g: json.dumps({**g, "prompts": [{**g["prompts"][0], "greedy": None}]}),
+                 "golden.json: prompts[0].greedy: not a list of token ids")]:
+            with open(self.path("golden.json"), "w") as f:
+                f.write(change(good))
+            code, out, err = run(tiny, "--golden", self.folder.name, "--dtype", "float32")
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertIn(f"sluice eval: {self.folder.name}/{what}", err)
+            self.assertIn("(export the goldens again)", err)
+            self.assertNotIn("exception", err)
+            self.assertEqual(err.count("\n"), 1, err)
+
+    def test_a_server_of_another_kind_is_named_as_such(self):
+        answers = {}
+
+        class Other(http.server.BaseHTTPRequestHandler):
+            def reply(self):
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, body = answers.get(self.command, (200, "{}"))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_GET = do_POST = reply
+
+            def log_message(self, *args):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        for method, status, body, what in [
+                ("GET", 200, "<html>", f"{url}/v1/models: the answer is not a JSON object; give the URL of a sluice server"),
+                ("GET", 404, '{"error": {"message": 7}}', f"{url}/v1/models: HTTP 404"),
+                ("POST", 200, '{"data": [7]}', "the answer is not one of this API (key 'choices' not found); give the URL"),
+                ("POST", 200, '{"choices": [{"message": 3}]}', "the answer is not one of this API (cannot use at() with number)")]:
+            answers.clear()
+            answers[method] = (status, body)
+            for spelling in (url, url + "/v1"):
+                code, out, err = run(spelling, "--dataset", SESSIONS, "--limit", "1")
+                self.assertEqual((code, out), (3, ""), err)
+                self.assertIn(what, err)
+                self.assertNotIn("exception", err)
+                self.assertEqual(err.count("\n"), 1, err)
+
     def test_errors_are_one_line_with_the_right_exit_code(self):
         cases = [
             (2, "host tier", "bundled", "--dataset", SESSIONS, "--passes", "l2"),
             (2, "needs storage", "bundled", "--dataset", SESSIONS, "--passes", "cold,l3"),
             (2, "cold and warm", "http://127.0.0.1:9", "--dataset", SESSIONS, "--passes", "l3"),
             (2, "is not a pass", "bundled", "--dataset", SESSIONS, "--passes", "hot"),
-            (2, "--dataset F or --golden", "bundled"),
+            (2, "--dataset FILE or --golden", "bundled"),
+            (2, "only http:// is supported", "ftp://x", "--dataset", SESSIONS),
             (2, "--sample", "bundled", "--dataset", SESSIONS, "--sample", "0"),
             (2, "only files of chat sessions", "bundled", "--dataset", SESSIONS, "--dataset",
              os.path.join(DATA, "eval", "gsm8k_style.jsonl")),
             (3, "--expected", "bundled", "--dataset", SESSIONS, "--expected", self.path("missing.json")),
             (2, "--limit", "bundled", "--dataset", SESSIONS, "--limit", "x"),
+            (2, "--limit: 0 is too small; at least 1", "bundled", "--dataset", SESSIONS, "--limit", "0"),
+            (2, "--num-shots 20: the dataset holds 18 problems, which leaves none to ask; use at most 17 shots", "bundled",
+             "--dataset", os.path.join(DATA, "eval", "gsm8k_style.jsonl"), "--limit", "8", "--num-shots", "20"),
             (2, "--bogus", "bundled", "--dataset", SESSIONS, "--bogus"),
             (3, "cannot open", "bundled", "--dataset", self.path("missing.jsonl")),
             (3, "does not exist", self.path("model"), "--dataset", SESSIONS),

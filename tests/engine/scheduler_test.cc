@@ -381,6 +381,27 @@ TEST(Scheduler, AbortEndsARequestInEveryState) {
   }
 }
 
+TEST(Scheduler, AnAbortedRequestIsGoneWithinTwoSteps) {
+  for (const int32_t depth : {0, 1}) {
+    for (int steps = 0; steps < 14; ++steps) {
+      Shape shape;
+      shape.depth = depth;
+      shape.chunk = 16;
+      World world(shape);
+      Request r = Greedy(Range(60), 20);
+      r.rid = "gone";
+      r.sampling.n = 3;
+      world.Add(std::move(r));
+      for (int i = 0; i < steps; ++i) world.Step();
+      const int64_t before = world.loop().scheduler().counters().steps;
+      EXPECT_TRUE(world.loop().Abort("gone", Aborted("client left")));
+      EXPECT_LE(world.loop().steps_in_flight(), 2) << "depth " << depth << ", aborted after " << steps;
+      world.Finish();
+      EXPECT_EQ(world.loop().scheduler().counters().steps, before) << "nothing was planned for it any more";
+    }
+  }
+}
+
 TEST(Scheduler, ADeadlineEndsAWaitingAndARunningRequest) {
   Shape shape;
   shape.max_running = 1;

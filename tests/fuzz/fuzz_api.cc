@@ -1,4 +1,5 @@
 // Request bodies of every endpoint.
+#include "api/generation_config.h"
 #include "api/requests.h"
 #include "fuzz_target.h"
 #include "nlohmann/json.hpp"
@@ -44,6 +45,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check(ParseDetokenize(body, limits, &detokenize));
   AbortRequest abort;
   check(ParseAbort(body, limits, &abort));
-  DefaultsFromGenerationConfig(body);
+  (void)ReadGenerationConfig(body).ok();
   return 0;
 }
