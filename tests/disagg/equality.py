@@ -124,7 +124,10 @@ def main():
     options = parser.parse_args()
     chunk = ["--chunked-prefill-size", "256"]
     drafts = ["--speculative-algorithm", "NEXTN"]  # `one` has none: they must not show
+    gather = ["--cp-kv-exchange", "gather"]
+    cp2 = ["--attn-cp-size", "2", "--tp", "2"]
     shapes = [("1P1D tcp", dict(common=["--disaggregation-transfer-backend", "tcp"])),
+              ("gather, prefill CP 2, decode CP 2", dict(common=gather + cp2)),
               ("drafts", dict(common=["--disaggregation-transfer-backend", "tcp"] + drafts))]
     if options.long:
         shapes += [
@@ -135,6 +138,8 @@ def main():
             ("prefill CP 1, decode CP 2", dict(decode=["--attn-cp-size", "2", "--tp", "2"])),
             ("drafts, prefill CP 4, decode CP 2", dict(common=drafts, prefill=["--attn-cp-size", "4", "--tp", "4"],
                                                        decode=["--attn-cp-size", "2", "--tp", "2"])),
+            ("drafts, gather, prefill CP 4, decode CP 2",
+             dict(common=drafts + gather, prefill=["--attn-cp-size", "4", "--tp", "4"], decode=["--attn-cp-size", "2", "--tp", "2"])),
             ("drafts, fp8", dict(common=["--kv-cache-dtype", "fp8_e4m3"] + drafts)),
             ("fp8", dict(common=["--kv-cache-dtype", "fp8_e4m3"], prefill=["--attn-cp-size", "2", "--tp", "2"])),
         ]
@@ -146,11 +151,16 @@ def main():
         kv = ["--kv-cache-dtype", "fp8_e4m3"] if "fp8_e4m3" in common else []
         one = single(*chunk, *kv)
         cluster = Cluster(common=common, **shape)
-        lengths = LENGTHS if options.long else [65, 257] if name == "drafts" else [1, 64, 65, 257]
+        lengths = LENGTHS if options.long else [65, 257] if name.startswith(("drafts", "gather")) else [1, 64, 65, 257]
         cases = list(requests(lengths, seed=5))
         rounds = ["both", "none", "prefill", "decode"] if options.long else ["both", "none"]
         different = compare(cluster, one, cases, rounds)
         pd = call(cluster.prefills[0].url, "/server_info")[1]["disaggregation"]
+        if "gather" in name:
+            modes = {call(p.url, "/server_info")[1]["cp_kv_exchange"] for p in cluster.instances()}
+            if modes != {"gather"}:
+                wrong += 1
+                print(f"WRONG {name}: the ranks exchange rows by {modes}")
         if "drafts" in name:
             metrics = call(cluster.decodes[0].url, "/metrics")[1]
             stood = sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(ACCEPTED))

@@ -7,6 +7,7 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "base/check.h"
+#include "base/plant.h"
 #include "base/random.h"
 
 namespace sluice {
@@ -71,7 +72,7 @@ std::vector<float> RunSteps(const Model& model, ops::Backend& backend, const KvL
   const auto token = [&](int seq, int position) {
     const uint64_t key =
         position < kShared * kPageTokens ? uint64_t(position) : uint64_t(seq) * 100003 + uint64_t(position);
-    return int32_t(SeededStream(key + 1).Below(2000));
+    return int32_t(SeededStream(key + 1).Below(uint64_t(model.config().vocab_size)));
   };
   std::vector<int> length = {0, kShared * int(kPageTokens), kShared * int(kPageTokens)};
   std::vector<float> all;
@@ -110,10 +111,12 @@ struct World {
   KvLayout layout;
 };
 
-World Load(const std::string& isa, DType act, DType kv) {
+constexpr std::string_view kBundled = "models/ledger-28m-fp8", kTiny = "tests/data/tiny-random/glm-moe-dsa";
+
+World Load(std::string_view model_folder, const std::string& isa, DType act, DType kv) {
   auto backend = cpu::MakeCpuBackend({act, isa});
   SLUICE_CHECK(backend.ok(), "{}", Message(backend.status()));
-  const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/models/ledger-28m-fp8";
+  const std::string folder = fmt::format("{}/{}", SLUICE_SOURCE_DIR, model_folder);
   const auto config = LoadModelConfig(folder);
   SLUICE_CHECK(config.ok(), "{}", Message(config.status()));
   auto checkpoint = Checkpoint::Open(folder);
@@ -127,11 +130,31 @@ World Load(const std::string& isa, DType act, DType kv) {
   return {std::move(*backend), std::move(*model), std::move(*layout)};
 }
 
+#ifdef SLUICE_PLANTS
+// The simulation's mistakes in the product's tables change what real ranks compute.
+TEST(RankGroupPlants, EachMistakeInTheTablesOfTheExchangeChangesBits) {
+  const World w = Load(kTiny, "auto", DType::kBF16, DType::kF8E4M3);
+  Counted counted;
+  const Setting setting{4, false, KvExchangeMode::kGather};
+  const auto run = [&](const Setting& s) { return RunSteps(*w.model, *w.backend, w.layout, s, &counted); };
+  const auto equal = [](const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  };
+  const std::vector<float> clean = run({});
+  ASSERT_TRUE(equal(clean, run(setting)));
+  for (const Plant plant : {Plant::kBatchInverse, Plant::kPaddingAsSuffix, Plant::kValidSourceOffset,
+                            Plant::kWrongOwnerSpace, Plant::kDummyRowWritten}) {
+    planted = plant;
+    EXPECT_FALSE(equal(clean, run(setting))) << kPlants[size_t(plant) - 1].name;
+    planted = Plant::kNone;
+  }
+}
+#else
 class RankGroupBits : public testing::TestWithParam<std::tuple<std::string, DType, DType>> {};
 
 TEST_P(RankGroupBits, AreThoseOfOneRank) {
   const auto& [isa, act, kv] = GetParam();
-  const World w = Load(isa, act, kv);
+  const World w = Load(kBundled, isa, act, kv);
   Counted counted;
   const std::vector<float> one = RunSteps(*w.model, *w.backend, w.layout, {}, &counted);
   EXPECT_EQ(counted.moved, 0);
@@ -250,6 +273,8 @@ TEST(RankGroupDraft, APromptsDraftRowsAreMadeFromEachRanksOwnStates) {
     EXPECT_GT(many.moved, 0) << ranks << " ranks";
   }
 }
+
+#endif  // SLUICE_PLANTS
 
 }  // namespace
 }  // namespace sluice
