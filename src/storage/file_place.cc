@@ -243,7 +243,7 @@ bool FilePlace::Reserve(int64_t bytes, int64_t* evicted_objects, int64_t* evicte
   control_->used_bytes += bytes;
   while (control_->used_bytes.load() > capacity) {
     int64_t freed = 0;
-    if (!EvictOldest(&freed)) {
+    if (!EvictOldest(bytes, &freed)) {
       control_->used_bytes -= bytes;
       return false;
     }
@@ -257,14 +257,14 @@ bool FilePlace::Reserve(int64_t bytes, int64_t* evicted_objects, int64_t* evicte
 
 // Removes one object, or learns that one is gone or younger than thought; false when nothing is left to
 // remove.
-bool FilePlace::EvictOldest(int64_t* bytes) {
+bool FilePlace::EvictOldest(int64_t reserved, int64_t* bytes) {
   Entry victim;
   {
     std::unique_lock lock(mutex_);
     if (by_age_.empty()) {
       lock.unlock();
       ::flock(control_fd_, LOCK_EX);
-      control_->used_bytes = Scan();
+      control_->used_bytes = Scan() + reserved;  // the caller's object is no file yet
       ::flock(control_fd_, LOCK_UN);
       lock.lock();
       if (by_age_.empty()) return false;  // full of what others are writing at this moment

@@ -93,7 +93,7 @@ class FilePlace {
   Status OpenControl();
   void RemoveDeadTemps(bool alone);
   int64_t Scan();  // rebuilds the index; the sum of bytes
-  bool EvictOldest(int64_t* bytes);
+  bool EvictOldest(int64_t reserved, int64_t* bytes);
   void AddLocked(const ObjectName& name, int64_t bytes, int64_t time_s);
   int Unlink(const ObjectName& name);
 

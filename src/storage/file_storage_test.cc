@@ -418,8 +418,11 @@ TEST_P(FileStorageTest, KillingWritersLeavesOnlyWholeObjects) {
       EXPECT_TRUE(WIFSIGNALED(status)) << "child ended by itself: " << WEXITSTATUS(status);
     }
     auto s = Open(o, format);
-    EXPECT_LE(s->Stats().bytes, o.capacity_bytes + 2 * 70'000);
     EXPECT_EQ(FilesUnder("tmp"), 1);
+    // Counts of several writers drift while one of them walks the directory; opened alone they are exact
+    // again.
+    EXPECT_EQ(PutPage(s.get(), 40 + uint64_t(round)), kOk);
+    EXPECT_LE(s->Stats().bytes, o.capacity_bytes);
     for (uint64_t i = 0; i < 40; ++i) {
       const StorageOutcome g = GetPage(s.get(), i);
       EXPECT_TRUE(g == kOk || g == kMiss) << Name(g);

@@ -62,7 +62,8 @@ def test_echo_and_scores_of_batches(server):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_usage_in_every_record_when_asked_for(server, path):
-    body = {"max_tokens": 5, "ignore_eos": True, "temperature": 0, "stream": True}
+    # A slow reader gets several tokens in one record, but not all of so many.
+    body = {"max_tokens": 200, "ignore_eos": True, "temperature": 0, "stream": True}
     body |= {"prompt": "Mara"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Mara"}]}
 
     def usages(**options):
@@ -70,9 +71,9 @@ def test_usage_in_every_record_when_asked_for(server, path):
         return [json.loads(r).get("usage") for r in records(text) if r != "[DONE]"]
 
     every = usages(include_usage=True, continuous_usage_stats=True)
-    assert all(every) and every[-1]["completion_tokens"] == 5
+    assert all(every) and every[-1]["completion_tokens"] == 200
     counts = [u["completion_tokens"] for u in every]
-    assert counts == sorted(counts) and len(set(counts)) >= 4
+    assert counts == sorted(counts) and len(set(counts)) >= 3
     assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in every)
     last = usages(include_usage=True)
     assert last[-1] == every[-1] and not any(last[:-1])
