@@ -109,7 +109,7 @@ TEST_P(InvarianceTest, ChunksBatchesThreadsAndPagesChangeNoBit) {
     for (const bool dense : {true, false}) {
       const Result whole = Run(w, {{0, 0, n}}, 1, dense);
       ExpectRows(Run(w, {{0, 0, n}}, 2, dense), 0, whole, 0, n, "threads");
-      // Two to eight rows share what their selections have in common.
+      // Few rows share out their heads to threads.
       for (const int64_t chunk : {1, 2, 5, 8, 17, 64}) {
         for (int64_t p = 0; p < n; p += chunk <= 8 ? 29 : chunk) {
           const int64_t end = std::min(n, p + chunk);

@@ -4,21 +4,46 @@
 #include <cstring>
 #include <limits>
 
-#include "backends/cpu/attention_context.h"
-#include "backends/cpu/overlapping_rows.h"
+#include "backends/cpu/pool_pages.h"
 #include "base/check.h"
+#include "base/ids.h"
 
 namespace sluice::cpu {
 namespace {
 
-constexpr int64_t kBlock = kAttentionBlock;
-using Context = AttentionContext;
+constexpr int64_t kBlock = 64;
 // (row, head) pairs that share a loaded block: their queries, sums and outputs stay in a core's L2 beside the
 // block.
 constexpr int64_t kPairsPerTask = 128;
+constexpr int64_t kHeadsPerPart = 4;  // at least, where the heads of a row are shared out
 
 RowFormat FormatOf(DType t) {
   return t == DType::kF32 ? RowFormat::kF32 : (t == DType::kBF16 ? RowFormat::kBF16 : RowFormat::kFp8);
+}
+
+struct Context {
+  CpuQueue& q;
+  const KernelTable& t;
+  DType act;
+  const ops::AttentionArgs& a;
+  PoolPages pages;
+  RowFormat format;
+  int64_t row_bytes;  // of a row in the pool
+  int64_t dim;
+  // Reference path: all rows of one sequence already in tile type, else null.
+  const std::byte* full = nullptr;
+  int64_t full_row_bytes = 0;
+  std::byte* out;
+};
+
+bool SeesAll(const ops::AttentionArgs& a, int64_t row) {
+  return a.selected == nullptr || a.selected_count[row] > a.seqs.positions[row];
+}
+
+const std::byte* RowAddress(const Context& c, int64_t page_begin, int64_t position) {
+  if (c.full != nullptr) return c.full + position * c.full_row_bytes;
+  const int64_t slot = position + c.a.seqs.slot_shift;
+  return c.pages(c.a.seqs.pages[page_begin + slot / kPageTokens]) + slot % kPageTokens * c.row_bytes;
 }
 
 // What one task computes: rows [row, row + rows) of sequence seq, heads [head, head + heads). Either all rows
@@ -205,35 +230,33 @@ void ForGroups(const ops::AttentionArgs& a, int64_t row_begin, int64_t row_end, 
 void RunRows(const Context& c, int64_t seq_begin, int64_t seq_end) {
   const ops::AttentionArgs& a = c.a;
   const int64_t group_rows = std::max<int64_t>(1, kPairsPerTask / a.heads);
-  OverlappingRows overlapping(c, seq_begin, seq_end);
-  const auto for_groups = [&](auto fn) {
-    for (int64_t s = seq_begin; s < seq_end; ++s) {
-      const int64_t begin = a.seqs.row_begin[s];
-      ForGroups(a, begin, begin + a.seqs.num_rows[s], group_rows, [&](int64_t row, int64_t rows) {
-        if (!overlapping.Has(s, row)) fn(s, row, rows);
-      });
-    }
-  };
-  overlapping.Run();
   int64_t groups = 0;
-  for_groups([&](int64_t, int64_t, int64_t) { ++groups; });
-  // Few groups: their heads are shared out too, at the price of loading blocks once a part.
-  const int64_t parts = groups >= c.q.threads() || groups == 0
-                            ? 1
-                            : std::min<int64_t>(CeilDiv(c.q.threads(), groups), CeilDiv(a.heads, 4));
-  const int64_t part_heads = CeilDiv(a.heads, std::max<int64_t>(1, parts));
+  for (int64_t s = seq_begin; s < seq_end; ++s) {
+    const int64_t begin = a.seqs.row_begin[s];
+    ForGroups(a, begin, begin + a.seqs.num_rows[s], group_rows, [&](int64_t, int64_t) { ++groups; });
+  }
+  // Groups that would leave threads idle at the end share out their heads too, at the price of loading blocks
+  // once a part. Among many groups nobody waits long.
+  const int64_t threads = c.q.threads(), cut = groups < 4 * threads ? groups % threads : 0;
+  const int64_t parts =
+      cut == 0 ? 1 : std::min<int64_t>(CeilDiv(threads, cut), CeilDiv(a.heads, kHeadsPerPart));
   std::vector<int32_t>& flat = c.q.ints();
   flat.clear();
-  for_groups([&](int64_t s, int64_t row, int64_t rows) {
-    for (int64_t h = 0; h < a.heads; h += part_heads) {
-      const int32_t task[] = {int32_t(s), int32_t(row), int32_t(rows), int32_t(h),
-                              int32_t(std::min(part_heads, a.heads - h))};
-      flat.insert(flat.end(), std::begin(task), std::end(task));
-    }
-  });
+  int64_t group = 0;
+  for (int64_t s = seq_begin; s < seq_end; ++s) {
+    const int64_t begin = a.seqs.row_begin[s];
+    ForGroups(a, begin, begin + a.seqs.num_rows[s], group_rows, [&](int64_t row, int64_t rows) {
+      const int64_t heads = group++ < cut ? CeilDiv(a.heads, parts) : a.heads;
+      for (int64_t h = 0; h < a.heads; h += heads) {
+        const int32_t task[] = {int32_t(s), int32_t(row), int32_t(rows), int32_t(h),
+                                int32_t(std::min(heads, a.heads - h))};
+        flat.insert(flat.end(), std::begin(task), std::end(task));
+      }
+    });
+  }
   const int64_t n = int64_t(flat.size()) / 5;
   c.q.group().ParallelFor(n, [&](int thread, int64_t i) {
-    const int32_t* f = flat.data() + (n - 1 - i) * 5;  // last rows see most: longest tasks first
+    const int32_t* f = flat.data() + (n - 1 - i) * 5;  // last rows see most, parts are short: longest first
     RunTask(c, Task{f[0], f[1], f[2], f[3], f[4]}, c.q.group().scratch(thread));
   });
 }

@@ -72,8 +72,7 @@ void LoadLatent(const LatentBlock& b) {
   const int64_t nr = PanelWidth(), dim = b.kv_lora + b.rope;
   float* rows = static_cast<float*>(b.row);
   for (int64_t j = 0; j < b.count; ++j) DecodeRow(b.rows[j], b.format, b.kv_lora, b.rope, rows + j * dim);
-  if (b.keys != nullptr) TransposeToPanels(rows, b.count, dim, dim, static_cast<float*>(b.keys));
-  if (b.values == nullptr) return;
+  TransposeToPanels(rows, b.count, dim, dim, static_cast<float*>(b.keys));
   float* values = static_cast<float*>(b.values);
   for (int64_t col = 0; col < b.kv_lora; col += nr, values += 64 * nr) {
     const int64_t width = b.kv_lora - col < nr ? b.kv_lora - col : nr;

@@ -158,8 +158,8 @@ void LoadLatent(const LatentBlock& b) {
     DecodeLatent(b.rows[j], b.format, b.kv_lora, b.rope, buffer + j * dim);
     rows[j] = buffer + j * dim;
   }
-  if (b.keys != nullptr) PackKeys(rows, b.count, dim, static_cast<uint16_t*>(b.keys));
-  if (b.values != nullptr) PackValues(rows, b.count, b.kv_lora, static_cast<uint16_t*>(b.values));
+  PackKeys(rows, b.count, dim, static_cast<uint16_t*>(b.keys));
+  PackValues(rows, b.count, b.kv_lora, static_cast<uint16_t*>(b.values));
 }
 
 // P relative to the block's maximum, rounded to bf16; the sum is of the rounded values.

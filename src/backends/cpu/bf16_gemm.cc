@@ -13,6 +13,12 @@
 namespace sluice::cpu {
 namespace {
 
+// From this many rows on the arithmetic of a panel takes longer than its bytes, if those are on their way:
+// they are asked for a page ahead, which the processor's own prefetch does not cross. A single row waits for
+// bytes all the time and gains nothing.
+constexpr int kFetchRows = 2;
+constexpr int64_t kFetchAhead = 4096;
+
 constexpr int kMaxRows = 12;  // 12 rows x 2 vectors of sums, 2 of B, 1 broadcast: 27 of 32 registers
 
 inline void StorePair(const GemmArgs& g, int64_t row, int64_t col, int64_t valid, __m512 v0, __m512 v1) {
@@ -51,6 +57,10 @@ template <int MR, int NP>
     __m512bh bv[2 * NP];
 #pragma GCC unroll 8
     for (int p = 0; p < NP; ++p) {
+      if (MR >= kFetchRows) {
+        __builtin_prefetch(b + (NP + p) * pe + k * kNr);
+        __builtin_prefetch(b + (NP + p) * pe + k * kNr + 32);
+      }
       bv[2 * p] = Pairs(b + p * pe + k * kNr);
       bv[2 * p + 1] = Pairs(b + p * pe + k * kNr + 32);
     }
@@ -161,6 +171,7 @@ template <int MR>
     const __m512 s0 = ScaleLanes(s, 0), s1 = ScaleLanes(s, 1), s2 = ScaleLanes(s, 2), s3 = ScaleLanes(s, 3);
     for (int64_t k = first; k < end; k += 2) {
       const uint8_t* c = p.codes + k * kNr;
+      if (MR >= kFetchRows) __builtin_prefetch(c + kFetchAhead);
       const __m512bh b0 = (__m512bh)ToBF16(Scaled16(c, s0), Scaled16(c + 16, s1));
       const __m512bh b1 = (__m512bh)ToBF16(Scaled16(c + 32, s2), Scaled16(c + 48, s3));
 #pragma GCC unroll 8

@@ -23,13 +23,12 @@ class CpuQueue final : public ops::Queue {
   // A thread's decoded weight panel, beside its scratch.
   Scratch& panel(int thread) { return *panels_[size_t(thread)]; }
   std::vector<int32_t>& ints() { return ints_; }
-  std::vector<int32_t>& lists() { return lists_; }  // a second one, of ops that need both
 
  private:
   ThreadGroup group_;
   Scratch shared_, input_;
   std::vector<std::unique_ptr<Scratch>> panels_;
-  std::vector<int32_t> ints_, lists_;
+  std::vector<int32_t> ints_;
 };
 
 inline CpuQueue& Cpu(ops::Queue& q) { return static_cast<CpuQueue&>(q); }

@@ -62,7 +62,7 @@ using GemmFn = void (*)(const GemmArgs&);
 
 enum class RowFormat : uint8_t { kF32, kBF16, kFp8 };
 
-// Up to 64 latent rows as two packed matrices, or one of them; rows past `count` are zero.
+// Up to 64 latent rows as two packed matrices; rows past `count` are zero.
 struct LatentBlock {
   const std::byte* const* rows = nullptr;  // [count], in the pool's row format
   int64_t count = 0;
