@@ -42,8 +42,11 @@ struct Capacity {
   int64_t tokens_l1 = 0, tokens_l2 = 0, tokens_l3 = 0;
 };
 
-double WeightBytes(const std::string& name) {
-  return name == "fp8" ? 1.0 + 4.0 / (128 * 128) : name == "bf16" ? 2.0 : 4.0;
+// An FP8 checkpoint keeps embedding and head in 16 bits; the rest has one float32 scale a 128 x 128 block.
+double WeightBytes(const ParameterCount& count, int64_t ep, const PlanOptions& o) {
+  const int64_t all = ParametersPerRank(count, ep, o.speculative);
+  if (o.weights != "fp8") return double(all) * (o.weights == "bf16" ? 2 : 4);
+  return double(count.embedding) * 2 + double(all - count.embedding) * (1 + 4.0 / (128 * 128));
 }
 
 // Whole pages, lane by lane: a lane that is short of one page does not borrow from another.
@@ -84,7 +87,7 @@ StatusOr<int> Run(const PlanOptions& o) {
     return Invalid("--speculative: {} has no draft layer (num_nextn_predict_layers is 0)", o.config);
   const ParameterCount count = CountParameters(model);
   const int64_t ep = o.ep > 0 ? o.ep : o.ranks;
-  const double weights = double(ParametersPerRank(count, ep, o.speculative)) * WeightBytes(o.weights);
+  const double weights = WeightBytes(count, ep, o);
   const double kv = o.gpu_gb * 1e9 * o.mem_fraction - weights - o.activation_gb * 1e9;
   if (kv <= 0)
     return Invalid(

@@ -2,9 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <mutex>
+
 #include "base/random.h"
 #include "cache/cache_fixture.h"
 #include "kv/page_copy.h"
+#include "spdlog/sinks/base_sink.h"
+#include "spdlog/spdlog.h"
 
 namespace sluice {
 namespace {
@@ -21,6 +26,27 @@ CacheOptions Lanes(int32_t lanes, int64_t per_lane, int64_t host_per_lane = 0) {
   o.free_room_pages = 0;
   return o;
 }
+
+// The lines of the log while it lives.
+class LogLines {
+ public:
+  LogLines() : sink_(std::make_shared<Sink>()), before_(spdlog::default_logger()) {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink_));
+  }
+  ~LogLines() { spdlog::set_default_logger(before_); }
+  const std::vector<std::string>& all() const { return sink_->lines; }
+
+ private:
+  struct Sink final : spdlog::sinks::base_sink<std::mutex> {
+    void sink_it_(const spdlog::details::log_msg& m) override {
+      lines.emplace_back(m.payload.data(), m.payload.size());
+    }
+    void flush_() override {}
+    std::vector<std::string> lines;
+  };
+  const std::shared_ptr<Sink> sink_;
+  const std::shared_ptr<spdlog::logger> before_;
+};
 
 // Tokens that are resident at once when conversations of one page are put in until something has to go.
 int64_t TokensThatFit(CacheWorld& w) {
@@ -150,7 +176,7 @@ TEST(Lanes, PlanningReadsOwnersFromTheNodesAndLooksAtNoPageThatStays) {
   }
 }
 
-TEST(Lanes, ALoadWhoseLaneStaysShortIsCountedAndComputedInstead) {
+TEST(Lanes, ALoadWhoseLaneStaysShortIsCountedEachTimeAndSaidOnce) {
   CacheWorld w(Lanes(2, 4, 32));
   w.Run(Prompt(2 * 64));     // one page on each lane, backed up
   w.Run(Prompt(8 * 64, 1));  // pushes it out of the device tier
@@ -168,13 +194,62 @@ TEST(Lanes, ALoadWhoseLaneStaysShortIsCountedAndComputedInstead) {
   ASSERT_EQ(held.size(), 4u);
   Seq t;
   t.tokens = Prompt(129);
-  EXPECT_EQ(w.cache.Begin(&t.kv, "", t.tokens, 0), BeginResult::kNoRoom);
-  EXPECT_EQ(w.cache.Stats().lane_deficits, 1);
+  Seq large;  // than both lanes: ordinary load, no deficit of one
+  large.tokens = Prompt(9 * 64, 99);
+  {
+    LogLines log;
+    for (int i = 1; i <= 5; ++i) {
+      EXPECT_EQ(w.cache.Begin(&t.kv, "", t.tokens, 0), BeginResult::kNoRoom);
+      EXPECT_EQ(w.cache.Stats().lane_deficits, i);
+    }
+    EXPECT_EQ(w.cache.Begin(&large.kv, "", large.tokens, 0), BeginResult::kReady);
+    EXPECT_FALSE(w.cache.Grow(&large.kv, 9 * 64));
+    EXPECT_EQ(w.cache.Stats().lane_deficits, 5);
+    ASSERT_EQ(log.all().size(), 1u);
+    EXPECT_EQ(log.all()[0], "cache: lane 1 is 1 device pages short, 4 pages of all lanes could be free");
+  }
+  w.End(large, false);
   for (Seq& h : held) w.End(h, false);
   EXPECT_EQ(w.cache.Begin(&t.kv, "", t.tokens, 0), BeginResult::kReady);
   EXPECT_EQ(t.kv.hit.host, 128);
   w.Pump();
   w.End(t);
+}
+
+TEST(CacheWarnings, SlowEvictionsAreAllCountedAndRarelySaid) {
+  for (const bool slow : {true, false}) {
+    CacheOptions o = Lanes(2, 4);
+    o.slow_eviction = slow ? -1 : Nanos{3600} * 1'000'000'000;  // no time at all is longer than -1
+    CacheWorld w(o);
+    LogLines log;
+    for (int32_t i = 0; i < 12; ++i) w.Run(Prompt(4 * 64, i));
+    EXPECT_EQ(w.cache.Stats().evicted_pages_device, 10 * 4);
+    EXPECT_EQ(w.cache.Stats().slow_evictions, slow ? 10 : 0);
+    ASSERT_EQ(log.all().size(), slow ? 1u : 0u);
+    for (const std::string& line : log.all())
+      EXPECT_THAT(line, ::testing::StartsWith("cache: planning an eviction took "));
+  }
+}
+
+// Cannot happen while the order holds every node that the counts take for evictable; here one is missing.
+TEST(CacheWarnings, AnEvictionThatFreesLessThanItsCountsPromisedIsCountedAndSaidOnce) {
+  CacheWorld w(Lanes(1, 4));
+  for (int32_t i = 0; i < 4; ++i) w.Run(Prompt(64, i));
+  RadixTree& tree = w.cache.tree_for_test();
+  RadixNode* lost = tree.Victim(Tier::kDevice);
+  tree.SetAside(lost, Tier::kDevice);
+  LogLines log;
+  Seq s;
+  s.tokens = Prompt(4 * 64, 9);
+  ASSERT_EQ(w.cache.Begin(&s.kv, "", s.tokens, 0), BeginResult::kReady);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(w.cache.Grow(&s.kv, 4 * 64));
+  EXPECT_EQ(w.cache.Stats().short_evictions, 3);
+  EXPECT_EQ(w.cache.Stats().evicted_pages_device, 3);
+  ASSERT_EQ(log.all().size(), 1u);
+  EXPECT_EQ(log.all()[0], "cache: an eviction freed 3 of 4 device pages");
+  tree.Offer(lost, Tier::kDevice);
+  EXPECT_TRUE(w.cache.Grow(&s.kv, 4 * 64));
+  w.End(s, false);
 }
 
 // Eight conversations take turns in pools that hold three of them, over four lanes; acknowledgements of

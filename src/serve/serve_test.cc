@@ -103,6 +103,17 @@ TEST(MetricsTest, CountsEachRequestOnceAndNeverGoesNegative) {
   EXPECT_THAT(text, Not(HasSubstr("sglang:")));
 }
 
+TEST(MetricsTest, WhatTheCacheWarnsOfHasCountersOfItsOwn) {
+  EngineSnapshot engine;
+  engine.cache.slow_evictions = 7;
+  engine.cache.short_evictions = 8;
+  engine.cache.lane_deficits = 9;
+  const std::string text = ServeMetrics("m", false).Render(engine, {});
+  EXPECT_THAT(text, HasSubstr("sluice:slow_evictions_total{model_name=\"m\"} 7\n"));
+  EXPECT_THAT(text, HasSubstr("sluice:short_evictions_total{model_name=\"m\"} 8\n"));
+  EXPECT_THAT(text, HasSubstr("sluice:lane_deficits_total{model_name=\"m\"} 9\n"));
+}
+
 TEST(WorkPoolTest, LongWorkDoesNotBlockShortWorkAndAFullLaneSaysSo) {
   WorkPool pool({.short_threads = 1, .long_threads = 1, .control_threads = 1, .queue_max = 2});
   std::mutex gate;

@@ -3,6 +3,7 @@
   cli_test.py SLUICE
 """
 
+import json
 import os
 import pty
 import re
@@ -12,6 +13,7 @@ import tempfile
 import unittest
 
 SLUICE = os.path.abspath(sys.argv.pop(1))
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def run(*args, **kwargs):
@@ -91,7 +93,7 @@ class CommandLine(unittest.TestCase):
         self.assert_usage_error(run("eval"), "usage: sluice eval MODEL|URL --dataset FILE|--golden DIR [options]")
 
     def test_urls_of_servers(self):
-        dataset = os.path.join(os.path.dirname(__file__), "..", "data", "eval", "gsm8k_style.jsonl")
+        dataset = os.path.join(SOURCE, "tests", "data", "eval", "gsm8k_style.jsonl")
         for words in (["chat"], ["bench", "serving"], ["eval", "--dataset", dataset], ["router", "--worker"]):
             self.assert_usage_error(run(*words, "ftp://x"), "ftp://x: only http:// is supported; write http://HOST:PORT")
             self.assert_usage_error(run(*words, "https://x"), "TLS proxy")
@@ -131,6 +133,47 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(process.wait(timeout=60), 0)
         self.assertRegex(seen, rb"loading layers \[#+\] \d+ of \d+")
         self.assertRegex(seen, rb"\r +\r")  # wiped
+
+    def test_plan_is_what_paper_and_pencil_say(self):
+        """GLM-5.2 on devices of 141 GB: weights, rows and pages counted here from the shapes, by other means than the program's."""
+        experts, attention, indexer = 256 * 3 * 6144 * 2048, 0, 2048 * 32 * 128 + 6144 * 128 + 6144 * 32
+        for rows, columns in [(6144, 2048), (2048, 64 * (192 + 64)), (6144, 512 + 64), (512, 64 * (192 + 256)), (64 * 256, 6144)]:
+            attention += rows * columns
+        selecting = [layer for layer in range(78) if layer < 3 or (layer - 2) % 4 == 0]
+        self.assertEqual(len(selecting), 21)
+        embedding = 2 * 154880 * 6144
+        layers = 78 * attention + len(selecting) * indexer + 3 * 3 * 6144 * 12288 + 75 * (3 * 6144 * 2048 + 256 * 6144)
+        scales = 1 + 4 / 16384  # one float32 for 128 x 128 values
+        row_bytes = {("fp8_e4m3", "latent"): 512 + 4 * 4 + 64 * 2, ("fp8_e4m3", "index"): 128 + 4,
+                     ("bf16", "latent"): 2 * (512 + 64), ("bf16", "index"): 2 * 128}
+        for ranks, weights_dtype in [(8, "fp8"), (16, "fp8"), (32, "bf16")]:
+            result = run("plan", os.path.join(SOURCE, "tests", "data", "configs", "glm-5.2.json"), "--attn-cp-size", str(ranks),
+                         "--gpu-memory-gb", "141", "--host-gb", "1500", "--storage-gb", "20000", "--weights-dtype", weights_dtype,
+                         "--json", "-")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            plan = json.loads(result.stdout)
+            spread = layers + 75 * experts / ranks
+            weights = 2 * (embedding + spread) if weights_dtype == "bf16" else 2 * embedding + scales * spread
+            self.assertAlmostEqual(plan["weight_bytes_per_rank"] / weights, 1, delta=1e-9)
+            left = 141e9 * 0.9 - weights - 8e9  # activations
+            seen = []
+            for row in plan["rows"]:
+                kv, index = row["kv_cache_dtype"], row["index_layers"]
+                layers_with_index = len(selecting) if index == "compacted" else 78
+                token = 78 * row_bytes[kv, "latent"] + layers_with_index * row_bytes[kv, "index"]
+                self.assertEqual(row["bytes_per_token"], token)
+                page = 64 * token
+                # Whole pages of each rank's lane, of which one takes the rows of padding.
+                self.assertEqual(row["tokens_l1"], (int(left // page) - 1) * ranks * 64)
+                self.assertEqual(row["tokens_l2"], int(1500e9 / ranks // page) * ranks * 64)
+                self.assertEqual(row["tokens_l3"], int(20000e9 // page) * 64)
+                seen.append((kv, index))
+            self.assertEqual(seen, [(kv, index) for kv in ("fp8_e4m3", "bf16") for index in ("compacted", "all layers")])
+            by = {k: row["tokens_l1"] for k, row in zip(seen, plan["rows"])}
+            self.assertGreater(by["fp8_e4m3", "compacted"], 1.13 * by["fp8_e4m3", "all layers"])
+            self.assertGreater(by["fp8_e4m3", "compacted"], 1.75 * by["bf16", "compacted"])
+        self.assert_usage_error(run("plan", os.path.join(SOURCE, "tests", "data", "configs", "glm-5.2.json"), "--weights-dtype", "bf16"),
+                                "--gpu-memory-gb: 141 GB x 0.9 leaves nothing for the cache", "take more ranks")
 
     def test_closed_output_is_not_a_signal(self):
         process = subprocess.Popen([SLUICE, "serve", "--help"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
