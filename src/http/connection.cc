@@ -424,6 +424,7 @@ asio::awaitable<void> Connection::Refuse(HttpResponse response) {
   error_code ignored;
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   buffer_.consume(buffer_.size());
+  if (input_ended_) co_return;
   const auto until = Clock::now() + std::chrono::seconds(3);
   for (size_t drained = 0; drained < (32u << 20) && Clock::now() < until;) {
     stream_.expires_at(until);
@@ -433,10 +434,25 @@ asio::awaitable<void> Connection::Refuse(HttpResponse response) {
   }
 }
 
+// Gives the parser what is in the buffer, when no more will come: the head, or the rest.
+template <typename Parser>
+static error_code ParseRest(beast::flat_buffer* buffer, Parser* parser, bool head) {
+  parser->eager(!head);
+  while (head ? !parser->is_header_done() : !parser->is_done()) {
+    error_code ec;
+    const size_t used = parser->put(buffer->data(), ec);
+    buffer->consume(used);
+    if (ec == beast::http::error::need_more || (!ec && used == 0)) return beast::http::error::partial_message;
+    if (ec) return ec;
+  }
+  return {};
+}
+
 asio::awaitable<bool> Connection::ServeOne(bool first) {
   const HttpServerOptions& options = shared_->options;
   if (shared_->stopping) co_return false;
   if (buffer_.size() == 0) {  // wait for the first byte: an idle client is closed without a word
+    if (input_ended_) co_return false;
     stream_.expires_after(Seconds(first ? options.head_timeout_s : options.idle_timeout_s));
     auto [ec, n] = co_await stream_.async_read_some(buffer_.prepare(4096), kTuple);
     if (ec) co_return false;
@@ -453,7 +469,12 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
   parser.body_limit(boost::none);  // checked below, after the handler has seen the head
   stream_.expires_after(Seconds(options.head_timeout_s));
   {
-    auto [ec, n] = co_await beast::http::async_read_header(stream_, buffer_, parser, kTuple);
+    error_code ec;
+    if (input_ended_) {
+      ec = ParseRest(&buffer_, &parser, true);
+    } else {
+      ec = std::get<0>(co_await beast::http::async_read_header(stream_, buffer_, parser, kTuple));
+    }
     if (ec) {
       if (ec == beast::http::error::header_limit || ec == beast::http::error::buffer_overflow) {
         co_await Refuse(shared_->handler->ErrorResponse(
@@ -505,7 +526,12 @@ asio::awaitable<bool> Connection::ServeOne(bool first) {
   }
   while (!parser.is_done()) {
     stream_.expires_after(Seconds(options.body_stall_s));
-    auto [ec, n] = co_await beast::http::async_read_some(stream_, buffer_, parser, kTuple);
+    error_code ec;
+    if (input_ended_) {
+      ec = ParseRest(&buffer_, &parser, false);
+    } else {
+      ec = std::get<0>(co_await beast::http::async_read_some(stream_, buffer_, parser, kTuple));
+    }
     if (ec == beast::http::error::body_limit) {
       co_await Refuse(with_extra(shared_->handler->ErrorResponse(HttpError::kBodyTooLarge, too_large)));
       co_return false;
@@ -590,17 +616,13 @@ bool Connection::PeerGone() {
 asio::awaitable<void> Connection::Monitor(std::shared_ptr<ExchangeCore> core) {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto& socket = stream_.socket();
-  bool half_closed = false;
-  while (!half_closed && buffer_.size() < kPipelineBytesMax) {
+  while (!input_ended_ && buffer_.size() < kPipelineBytesMax) {
     auto [ec, n] = co_await socket.async_read_some(buffer_.prepare(4096), kTuple);
     buffer_.commit(n);
+    input_ended_ = ec == asio::error::eof;
     if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none)
       co_return;
-    if (ec == asio::error::eof) {
-      half_closed = true;
-    } else if (ec) {
-      co_return;
-    }
+    if (ec && !input_ended_) co_return;
   }
   // A closed sending half says nothing about the other half: probe it, at first at once, then ever more
   // rarely.
@@ -608,7 +630,7 @@ asio::awaitable<void> Connection::Monitor(std::shared_ptr<ExchangeCore> core) {
   asio::steady_timer timer(io_->context);
   for (auto pause = std::chrono::milliseconds(100);;
        pause = std::min(pause * 2, std::chrono::milliseconds(5000))) {
-    if (half_closed) core->RequestProbe();
+    if (input_ended_) core->RequestProbe();
     timer.expires_after(pause);
     co_await (socket.async_wait(asio::socket_base::wait_error, kTuple) || timer.async_wait(kTuple));
     if ((co_await asio::this_coro::cancellation_state).cancelled() != asio::cancellation_type::none)

@@ -168,6 +168,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<ServerShared> shared_;
   std::shared_ptr<ExchangeCore> current_;  // being answered
   bool timed_out_ = false;
+  // The client's sending half was seen closed. Nothing is read from then on: Asio waits for the socket to
+  // become readable once more, which it does not.
+  bool input_ended_ = false;
 };
 
 // "Tue, 15 Nov 1994 08:12:31 GMT", renewed once a second.

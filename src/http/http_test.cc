@@ -51,8 +51,15 @@ class RawClient {
   std::string ReadAll() {
     std::string out;
     char buffer[4096];
-    for (ssize_t n; (n = ::recv(fd_, buffer, sizeof(buffer), 0)) > 0;) out.append(buffer, size_t(n));
+    ssize_t n;
+    while ((n = ::recv(fd_, buffer, sizeof(buffer), 0)) > 0) out.append(buffer, size_t(n));
+    closed_ = n == 0;
     return out;
+  }
+  bool closed() const { return closed_; }  // by the server, as the last ReadAll saw
+  bool ReadByte() {
+    char c;
+    return ::recv(fd_, &c, 1, 0) == 1;
   }
   std::string ReadUntil(std::string_view mark) {
     std::string out;
@@ -63,6 +70,7 @@ class RawClient {
 
  private:
   int fd_;
+  bool closed_ = false;
 };
 
 class TestHandler : public HttpHandler {
@@ -283,6 +291,47 @@ TEST_F(HttpServerTest, AnswersAClientThatHalfClosed) {
   const std::string all = c.ReadAll();
   EXPECT_THAT(all, StartsWith("HTTP/1.1 200 OK\r\nServer"));
   EXPECT_THAT(all, HasSubstr("\r\n\r\nstill here"));
+  EXPECT_TRUE(c.closed()) << "nothing can follow";
+}
+
+// Whether the server reads the end while it answers or behind its answer, it answers what came whole and
+// closes.
+TEST_F(HttpServerTest, ClosesBehindTheLastAnswerOfAClientThatHalfClosed) {
+  struct Case {
+    std::string behind;
+    int answers;
+  };
+  const std::string get = "GET /echo HTTP/1.1\r\nHost: x\r\n\r\n";
+  const std::vector<Case> cases = {
+      {"", 0},
+      {"\r\n", 0},
+      {"GET /ec", 0},
+      {get, 1},
+      {get + get + "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi", 3},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n" + get, 2},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhi", 0},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n", 0},
+      {get + "nonsense\r\n\r\n", 2},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\nhi", 1}};
+  for (const bool seen : {true, false}) {
+    for (const Case& one : cases) {
+      RawClient c(port());
+      c.Send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" + one.behind);
+      auto exchange = handler_.Held();
+      ASSERT_NE(exchange, nullptr);
+      c.HalfClose();
+      if (seen) {
+        ASSERT_TRUE(c.ReadByte());  // the probe: the end was read
+      }
+      exchange->Respond({.status = 200, .body = "first"});
+      const std::string all = c.ReadAll();
+      EXPECT_TRUE(c.closed()) << one.behind;
+      int answers = 0;
+      for (size_t at = 0; (at = all.find("TTP/1.1 ", at)) != all.npos; ++at)
+        answers += all.compare(at + 8, 3, "100") != 0;
+      EXPECT_EQ(answers, 1 + one.answers) << one.behind << "\n" << all;
+    }
+  }
 }
 
 TEST_F(HttpServerTest, StreamsChunksAndFillsSilence) {
