@@ -8,64 +8,50 @@ runs warm, l2 and l3; a second one, started after it, runs l3 from the folder th
 host layout. Every pass must say what cold said, token for token and bit for bit, be right as often (which the expected accuracies
 judge), take its hits from the tier that it is named after, and find nearly all that warm finds.
 """
-import argparse
 import json
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import cache_passes  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 IO = {"layer_first": "direct", "page_first": "kernel", "page_first_direct": "direct", "layer_page_first": "direct"}
-TIER = {"warm": "l1", "l2": "l2", "l3": "l3"}
 
 
 def evaluate(o, kv, layout, policy, folder, name, reference, *more):
-    out = folder / f"{name}.json"
-    command = [o.sluice, "eval", o.model, "--dataset", o.dataset, "--sample", str(o.sample), "--sample-seed",
-               str(o.seed), "--expected", o.expected, "--threads",
-               str(o.threads), "--kv-cache-dtype", kv, "--max-total-tokens", str(o.tokens), "--enable-hierarchical-cache",
-               "--hicache-ratio", str(o.ratio), "--hicache-mem-layout", layout, "--hicache-io-backend", IO[layout],
-               "--hicache-write-policy", policy, "--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config",
-               json.dumps({"directory": str(folder / "kv")}), "--hicache-storage-prefetch-policy", "wait_complete", "--json",
-               str(out), *more]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode not in (0, 1) or not out.exists():
-        return [], [f"exit {done.returncode}: {done.stderr.strip()[-300:]}"]
-    passes = json.loads(out.read_text())["passes"]
+    passes, code, said = cache_passes.evaluate(
+        o, kv, folder / f"{name}.json", "--sample", str(o.sample), "--sample-seed", str(o.seed), "--expected", o.expected,
+        "--enable-hierarchical-cache", "--hicache-ratio", str(o.ratio), "--hicache-mem-layout", layout, "--hicache-io-backend",
+        IO[layout], "--hicache-write-policy", policy, "--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config",
+        json.dumps({"directory": str(folder / "kv")}), "--hicache-storage-prefetch-policy", "wait_complete", *more)
+    if code not in (0, 1) or not passes:
+        return [], [said]
     wrong = []
-    if done.returncode == 1:
-        wrong.append("an accuracy is not the expected one: " + " ".join(done.stdout.split())[-600:])
+    if code == 1:
+        wrong.append("an accuracy is not the expected one: " + said)
     for p in passes:
-        if p["identical_to_cold"] != 1 or p["logits_identical_to_cold"] != 1:
-            wrong.append(f"{p['name']}: {p['identical_to_cold']} of the texts and {p['logits_identical_to_cold']} of the logits equal cold")
-        tier = TIER.get(p["name"])
-        if tier and p["cached_by_tier"][tier] == 0:
-            wrong.append(f"{p['name']}: no hit from {tier}: {p['cached_by_tier']}")
+        wrong += [f"{p['name']}: {w}" for w in cache_passes.differences(p)]
         if p["accuracy"] != reference.setdefault("accuracy", p["accuracy"]):
             wrong.append(f"{p['name']}: accuracy {p['accuracy']}, cold has {reference['accuracy']}")
         found = sum(p["cached_by_tier"].values())
         if p["name"] == "warm":
             reference["found"] = found
-        if tier and found < 0.9 * reference["found"]:  # storage is not asked for prompts of less than 256 tokens
+        if p["name"] in cache_passes.TIER and found < 0.9 * reference["found"]:  # storage is not asked for prompts of less than 256 tokens
             wrong.append(f"{p['name']}: {found} tokens were hits, {reference['found']} of warm")
     return passes, wrong
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("sluice")
-    p.add_argument("model")
-    p.add_argument("dataset")
+    p = cache_passes.arguments(__doc__)
     p.add_argument("--sample", type=int, default=60, help="sessions of each length; 60 of three lengths are 1,000 turns")
     p.add_argument("--seed", type=int, default=5)
     p.add_argument("--expected", default=str(ROOT / "tests/data/eval/expected.json"))
-    p.add_argument("--kv", default="bf16,fp8_e4m3")
     p.add_argument("--layouts", default=",".join(IO))
     p.add_argument("--policies", default="write_through,write_through_selective,write_back")
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--tokens", type=int, default=65536)
     p.add_argument("--ratio", type=float, default=4)
     p.add_argument("--keep", help="folder for the JSON documents and outputs; default: none is kept")
     o = p.parse_args()
