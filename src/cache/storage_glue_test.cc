@@ -112,6 +112,12 @@ std::vector<std::byte> PageBytes(const HostPool& host, HostPageId page) {
   return bytes;
 }
 
+// What a process leaves there that has served one prompt.
+void LeaveInStorage(SimulatedMedium* medium, const KvLayout& layout, int64_t tokens) {
+  Process first(medium, layout);
+  first.Run(Prompt(tokens));
+}
+
 TEST(StorageGlue, ARestartedEngineHitsWithTheSameBytesInAnyHostLayoutAndLaneCount) {
   const KvLayout layout = MakeLayout(Small(), DType::kF8E4M3, DType::kF8E4M3);
   SimulatedMedium medium;
@@ -142,10 +148,7 @@ TEST(StorageGlue, ARestartedEngineHitsWithTheSameBytesInAnyHostLayoutAndLaneCoun
 TEST(StorageGlue, AnotherIdentityMisses) {
   SimulatedMedium medium;
   const KvLayout layout = MakeLayout(Small());
-  {
-    Process first(&medium, layout);
-    first.Run(Prompt(700));
-  }
+  LeaveInStorage(&medium, layout, 700);
   KvLayoutOptions other = layout.options();
   other.model_identity[0] = 1;
   KvLayoutOptions numerics = layout.options();
@@ -188,10 +191,7 @@ TEST(StorageGlue, APageThatIsBadIsAMissFromThereOn) {
   const KvLayout layout = MakeLayout(Small());
   for (int page = 0; page < 10; ++page) {
     SimulatedMedium medium;
-    {
-      Process first(&medium, layout);
-      first.Run(Prompt(700));
-    }
+    LeaveInStorage(&medium, layout, 700);
     Digest256 key = RadixTree::RootDigest(layout.content_fingerprint(), "");
     const auto tokens = Prompt(700);
     for (int i = 0; i <= page; ++i) key = PageDigest(key, std::span(tokens).subspan(size_t(i) * 64, 64));
@@ -209,10 +209,7 @@ TEST(StorageGlue, APageThatIsBadIsAMissFromThereOn) {
 TEST(StorageGlue, HangingStorageHoldsNobodyBeyondItsPolicy) {
   const KvLayout layout = MakeLayout(Small());
   SimulatedMedium medium;
-  {
-    Process first(&medium, layout);
-    first.Run(Prompt(700));
-  }
+  LeaveInStorage(&medium, layout, 700);
   StorageFaults hang;
   hang.hang = 1;
   struct Case {
@@ -266,10 +263,7 @@ TEST(StorageGlue, AFailedBackupTakesNoRowsFromASequenceWhoseEarlierPagesAreBeing
 TEST(StorageGlue, AnAbandonedPrefetchGivesItsReservationBack) {
   const KvLayout layout = MakeLayout(Small());
   SimulatedMedium medium;
-  {
-    Process first(&medium, layout);
-    first.Run(Prompt(700));
-  }
+  LeaveInStorage(&medium, layout, 700);
   StorageFaults slow;
   slow.delay_min = slow.delay_max = 50'000'000;
   Process again(&medium, layout, PrefetchPolicy::kWaitComplete, HostLayout::kPageFirstDirect, slow);
@@ -289,10 +283,7 @@ TEST(StorageGlue, AnAbandonedPrefetchGivesItsReservationBack) {
 TEST(StorageGlue, ReservationsTakeAtMostHalfTheHostTier) {
   const KvLayout layout = MakeLayout(Small());
   SimulatedMedium medium;
-  {
-    Process first(&medium, layout);
-    first.Run(Prompt(40 * 64));
-  }
+  LeaveInStorage(&medium, layout, 40 * 64);
   Process again(&medium, layout, PrefetchPolicy::kWaitComplete, HostLayout::kPageFirstDirect, {}, 32);
   EXPECT_EQ(again.Run(Prompt(40 * 64)).storage, 16 * 64);
 }
@@ -345,10 +336,7 @@ TEST(StorageGlue, EveryPromptOfALongQueueGetsWhatStorageHas) {
 TEST(StorageGlue, WhatWasEvictedBeforeItsTurnIsFetchedAgain) {
   const KvLayout layout = MakeLayout(Small());
   SimulatedMedium medium;
-  {
-    Process first(&medium, layout);
-    first.Run(Prompt(700));
-  }
+  LeaveInStorage(&medium, layout, 700);
   Process p(&medium, layout, PrefetchPolicy::kWaitComplete, HostLayout::kPageFirstDirect, {}, 24);
   SequenceKv s;
   p.cache->Prefetch(&s, "", Prompt(700), p.clock.Now());
@@ -393,10 +381,7 @@ TEST(StorageGlue, WhatIsStoredWhileAPromptWaitsIsFetchedAtItsTurn) {
 TEST(StorageGlue, ShortPromptsDoNotAsk) {
   const KvLayout layout = MakeLayout(Small());
   SimulatedMedium medium;
-  {
-    Process first(&medium, layout);
-    first.Run(Prompt(700));
-  }
+  LeaveInStorage(&medium, layout, 700);
   Process again(&medium, layout);
   EXPECT_EQ(again.Run(Prompt(256)).total(), 0);
   EXPECT_EQ(again.cache->Stats().prefetches, 0);

@@ -3,37 +3,12 @@
 #include <cstring>
 #include <limits>
 
-#include "gtest/gtest.h"
+#include "storage/storage_fixture.h"
 
 namespace sluice {
 namespace {
 
-Digest256 Key(int i) {
-  Hasher h;
-  h.AddU64(uint64_t(i));
-  return h.Finish();
-}
-
-StorageFormat SmallFormat() {
-  StorageFormat f;
-  f.content_fingerprint = Key(-1);
-  f.piece_bytes = {100, 28, 100, 28};
-  return f;
-}
-
-struct Page {
-  std::vector<std::byte> bytes = std::vector<std::byte>(256);
-  explicit Page(int fill) { std::memset(bytes.data(), fill, bytes.size()); }
-  StorageItem Item(int key) {
-    StorageItem item{Key(key), {}};
-    size_t at = 0;
-    for (size_t n : {100, 28, 100, 28}) {
-      item.spans.emplace_back(bytes.data() + at, n);
-      at += n;
-    }
-    return item;
-  }
-};
+StorageFormat SmallFormat() { return TestFormat({100, 28, 100, 28}); }
 
 StorageOutcome RunOne(SimulatedStorage* s, VirtualClock* clock, StorageOp op, StorageItem item) {
   StorageBatch b;
@@ -53,15 +28,15 @@ TEST(SimulatedStorage, GivesBackWhatWasPutAlsoThroughAnotherInstance) {
   VirtualClock clock;
   SimulatedMedium medium;
   SimulatedStorage a(SmallFormat(), &medium, &clock, 1, {});
-  Page in(7), out(0);
+  TestPage in(SmallFormat(), 7), out(SmallFormat());
   EXPECT_EQ(RunOne(&a, &clock, StorageOp::kGet, out.Item(1)), StorageOutcome::kMiss);
   EXPECT_EQ(RunOne(&a, &clock, StorageOp::kPut, in.Item(1)), StorageOutcome::kOk);
-  EXPECT_EQ(RunOne(&a, &clock, StorageOp::kExists, {Key(1), {}}), StorageOutcome::kOk);
+  EXPECT_EQ(RunOne(&a, &clock, StorageOp::kExists, {TestKey(1), {}}), StorageOutcome::kOk);
   SimulatedStorage b(SmallFormat(), &medium, &clock, 2, {});
   EXPECT_EQ(RunOne(&b, &clock, StorageOp::kGet, out.Item(1)), StorageOutcome::kOk);
-  EXPECT_EQ(in.bytes, out.bytes);
+  EXPECT_EQ(in.pieces, out.pieces);
   StorageFormat other = SmallFormat();
-  other.content_fingerprint = Key(-2);
+  other.content_fingerprint = TestKey(99);
   SimulatedStorage c(other, &medium, &clock, 2, {});
   EXPECT_EQ(RunOne(&c, &clock, StorageOp::kGet, out.Item(1)), StorageOutcome::kMiss);
   ASSERT_TRUE(a.Clear().ok());
@@ -77,14 +52,14 @@ TEST(SimulatedStorage, DamagedObjectsAreNeverDelivered) {
     SimulatedStorage s(SmallFormat(), &medium, &clock, uint64_t(kind), faults);
     int bad = 0;
     for (int i = 0; i < 50; ++i) {
-      Page in(i);
-      RunOne(&s, &clock, StorageOp::kPut, in.Item(i));
+      TestPage in(SmallFormat(), uint64_t(i));
+      RunOne(&s, &clock, StorageOp::kPut, in.Item(uint64_t(i)));
     }
     for (int i = 0; i < 50; ++i) {
-      Page in(i), out(0);
-      const StorageOutcome o = RunOne(&s, &clock, StorageOp::kGet, out.Item(i));
+      TestPage in(SmallFormat(), uint64_t(i)), out(SmallFormat());
+      const StorageOutcome o = RunOne(&s, &clock, StorageOp::kGet, out.Item(uint64_t(i)));
       if (o == StorageOutcome::kOk) {
-        EXPECT_EQ(in.bytes, out.bytes) << i;
+        EXPECT_EQ(in.pieces, out.pieces) << i;
       } else {
         EXPECT_TRUE(o == StorageOutcome::kCorrupt ||
                     o == StorageOutcome::kMiss);  // a flipped generation is a miss
@@ -101,7 +76,7 @@ TEST(SimulatedStorage, HungBatchKeepsItsSpansPastTheDeadline) {
   VirtualClock clock;
   SimulatedMedium medium;
   SimulatedStorage s(SmallFormat(), &medium, &clock, 1, faults);
-  Page out(0);
+  TestPage out(SmallFormat());
   StorageBatch b;
   b.items.push_back(out.Item(1));
   b.deadline = 1'000'000;
@@ -126,10 +101,11 @@ TEST(SimulatedStorage, SameSeedSameSchedule) {
     medium.capacity_objects = 10;
     SimulatedStorage s(SmallFormat(), &medium, &clock, seed, faults);
     std::string log;
-    Page page(3);
+    TestPage page(SmallFormat(), 3);
     for (int i = 0; i < 200; ++i) {
       const auto op = StorageOp(i % 4);
-      log += std::string(Name(RunOne(&s, &clock, op, page.Item(i % 17)))) + std::to_string(clock.Now()) + " ";
+      log += std::string(Name(RunOne(&s, &clock, op, page.Item(uint64_t(i % 17))))) +
+             std::to_string(clock.Now()) + " ";
     }
     return log;
   };
@@ -150,11 +126,11 @@ TEST(ObjectFormat, ChecksumIsEqualForAnySplitAndBoundToTheHeader) {
   }
   ObjectFormat format(SmallFormat(), 64);
   std::vector<std::byte> a(size_t(format.header_bytes())), b(a);
-  format.Encode(Key(1), 1, a);
-  format.Encode(Key(2), 1, b);
-  EXPECT_EQ(format.CheckHeader(a, Key(1), 1), StorageOutcome::kOk);
-  EXPECT_EQ(format.CheckHeader(a, Key(2), 1), StorageOutcome::kCorrupt);
-  EXPECT_EQ(format.CheckHeader(a, Key(1), 2), StorageOutcome::kMiss);
+  format.Encode(TestKey(1), 1, a);
+  format.Encode(TestKey(2), 1, b);
+  EXPECT_EQ(format.CheckHeader(a, TestKey(1), 1), StorageOutcome::kOk);
+  EXPECT_EQ(format.CheckHeader(a, TestKey(2), 1), StorageOutcome::kCorrupt);
+  EXPECT_EQ(format.CheckHeader(a, TestKey(1), 2), StorageOutcome::kMiss);
   ChecksumStream sa, sb;
   sa.Add(a);
   sb.Add(b);
@@ -164,7 +140,7 @@ TEST(ObjectFormat, ChecksumIsEqualForAnySplitAndBoundToTheHeader) {
     auto broken = a;
     broken[i] ^= std::byte{1};
     if (i >= 112 && i < 128) continue;
-    EXPECT_NE(format.CheckHeader(broken, Key(1), 1), StorageOutcome::kOk) << i;
+    EXPECT_NE(format.CheckHeader(broken, TestKey(1), 1), StorageOutcome::kOk) << i;
   }
 }
 
