@@ -298,8 +298,4 @@ StatusOr<SamplingDefaults> ReadGenerationConfig(std::string_view text) {
   return Invalid("{}", message);
 }
 
-SamplingDefaults DefaultsFromGenerationConfig(std::string_view text) {
-  return ReadGenerationConfig(text).value_or(SamplingDefaults{});
-}
-
 }  // namespace sluice

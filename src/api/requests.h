@@ -143,8 +143,4 @@ std::optional<ApiError> ParseTokenize(std::string_view body, const ApiLimits&, T
 std::optional<ApiError> ParseDetokenize(std::string_view body, const ApiLimits&, DetokenizeRequest* out);
 std::optional<ApiError> ParseAbort(std::string_view body, const ApiLimits&, AbortRequest* out);
 
-// {"do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"} of a generation_config.json;
-// do_sample false means temperature 0. Text that is not such a file gives the defaults.
-SamplingDefaults DefaultsFromGenerationConfig(std::string_view json);
-
 }  // namespace sluice
