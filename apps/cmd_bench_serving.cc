@@ -75,9 +75,12 @@ StatusOr<Json> GetJson(HttpClient* client, const HttpUrl& url, std::string_view 
   call.stall_timeout_s = 30;
   ASSIGN_OR_RETURN(const HttpResponse response, client->Fetch(std::move(call)));
   if (response.status != 200)
-    return Unavailable("{} answers {}: {}", path, response.status, response.body.substr(0, 300));
+    return Unavailable("{}{}: HTTP {}: {}", url.ToString(), path, response.status,
+                       response.body.substr(0, 300));
   Json json = Json::parse(response.body, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return Unavailable("{} does not answer with a JSON object", path);
+  if (!json.is_object())
+    return Unavailable("{}{}: the answer is not a JSON object; give the URL of a sluice server",
+                       url.ToString(), path);
   return json;
 }
 
@@ -96,7 +99,7 @@ StatusOr<HttpResponse> PostJson(HttpClient* client, const HttpUrl& url, std::str
 // < 0: not said.
 double FrontEndCpu(HttpClient* client, const LoadTarget& target) {
   const auto info = GetJson(client, target.url, "/server_info", target.api_key);
-  if (!info.ok() || !info->contains("internal_states")) return -1;
+  if (!info.ok() || !info->contains("kv_layout")) return -1;  // another server
   const Json& state = (*info)["internal_states"].at(0);
   if (!state.contains("http_cpu_seconds")) return -1;
   return state.value("http_cpu_seconds", 0.0) + state.value("text_cpu_seconds", 0.0) +
@@ -114,17 +117,20 @@ Status ReadServerInfo(HttpClient* client, LoadTarget* target, int32_t* vocab_siz
     const auto it = info->find(check);
     if (it != info->end() && it->is_boolean() && it->get<bool>()) {
       return Unsupported(
-          "the server at {}:{} runs with {} on, which checks while it serves; restart it without to measure",
-          target->url.host, target->url.port, check);
+          "the server at {} runs with {} on, which checks while it serves; restart it without to measure",
+          target->url.ToString(), check);
     }
   }
-  if (target->model.empty()) target->model = info->value("served_model_name", std::string("default"));
+  if (const auto name = info->find("served_model_name"); target->model.empty())
+    target->model = name != info->end() && name->is_string() ? name->get<std::string>() : "default";
   target->incremental = info->contains("kv_layout");
   if (context_len != nullptr && info->contains("context_length") &&
       (*info)["context_length"].is_number_integer())
     *context_len = (*info)["context_length"].get<int64_t>();
-  if (*vocab_size == 0 && info->contains("model_config"))
-    *vocab_size = (*info)["model_config"].value("vocab_size", 0);
+  if (const auto model = info->find("model_config"); *vocab_size == 0 && model != info->end()) {
+    if (const auto size = model->find("vocab_size"); size != model->end() && size->is_number_integer())
+      *vocab_size = size->get<int32_t>();
+  }
   return OkStatus();
 }
 
@@ -137,7 +143,8 @@ Status WaitUntilReady(HttpClient* client, const LoadTarget& target, double secon
     if (health.ok() && health->status == 200) return OkStatus();
     if (std::chrono::steady_clock::now() >= until) {
       if (!health.ok()) return health.status();
-      return Unavailable("/health answers {}", health->status);
+      return Unavailable("{}/health: HTTP {}; give the URL of a sluice server", target.url.ToString(),
+                         health->status);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/file_text.h"
 #include "commands.h"
 #include "config/flags.h"
 #include "http/client.h"
@@ -41,6 +42,13 @@ extern "C" void OnInterrupt(int) { interrupted = true; }
 
 double Seconds(Clock::time_point from) { return std::chrono::duration<double>(Clock::now() - from).count(); }
 
+// "" when there is none.
+std::string Text(const Json& object, std::string_view key) {
+  if (!object.is_object()) return "";
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
 struct Answer {
   std::string content, reasoning, finish, error;
   int64_t prompt = 0, cached = 0, tokens = 0;
@@ -57,12 +65,13 @@ class AnswerPrinter final : public HttpSink {
   void OnData(std::string_view bytes) override {
     pending_ += bytes;
     if (status_ != 200) return;
-    size_t begin = 0;
-    for (size_t end; (end = pending_.find("\n\n", begin)) != std::string::npos; begin = end + 2) {
-      const std::string_view record = std::string_view(pending_).substr(begin, end - begin);
-      if (record.starts_with("data: {")) OnRecord(Json::parse(record.substr(6), nullptr, false));
+    try {
+      ReadRecords();
+    } catch (const Json::exception& e) {
+      answer_.error = fmt::format("the answer is not one of this API ({}); give the URL of a sluice server",
+                                  JsonComplaint(e.what()));
+      pending_.clear();
     }
-    pending_.erase(0, begin);
   }
 
   void OnEnd(Status status) override {
@@ -70,9 +79,8 @@ class AnswerPrinter final : public HttpSink {
     if (grey_) std::cout << "\033[0m";
     if (status_ != 200 && status_ != 0) {
       const Json body = Json::parse(pending_, nullptr, false);
-      answer_.error = body.is_object() && body.contains("error") && body["error"].is_object()
-                          ? body["error"].value("message", "")
-                          : fmt::format("HTTP status {}", status_);
+      answer_.error = body.is_object() && body.contains("error") ? Text(body["error"], "message") : "";
+      if (answer_.error.empty()) answer_.error = fmt::format("HTTP status {}", status_);
     } else if (!status.ok() && status.code() != absl::StatusCode::kCancelled && answer_.error.empty()) {
       answer_.error = std::string(Message(status));
     }
@@ -97,10 +105,19 @@ class AnswerPrinter final : public HttpSink {
   }
 
  private:
+  void ReadRecords() {
+    size_t begin = 0;
+    for (size_t end; (end = pending_.find("\n\n", begin)) != std::string::npos; begin = end + 2) {
+      const std::string_view record = std::string_view(pending_).substr(begin, end - begin);
+      if (record.starts_with("data: {")) OnRecord(Json::parse(record.substr(6), nullptr, false));
+    }
+    pending_.erase(0, begin);
+  }
   void OnRecord(const Json& record) {
     if (!record.is_object()) return;
     if (record.contains("error")) {
-      answer_.error = record["error"].value("message", "the server ended the answer");
+      answer_.error = Text(record["error"], "message");
+      if (answer_.error.empty()) answer_.error = "the server ended the answer";
       return;
     }
     if (const auto usage = record.find("usage"); usage != record.end() && usage->is_object()) {
@@ -168,7 +185,7 @@ class Chat {
     ASSIGN_OR_RETURN(max_tokens_, line.Int("--max-tokens", 0, 0));
     ASSIGN_OR_RETURN(const Json models, Get("/v1/models"));
     if (models.contains("data") && models["data"].is_array() && !models["data"].empty()) {
-      model_ = models["data"][0].value("id", "");
+      model_ = Text(models["data"][0], "id");
     }
     return OkStatus();
   }
@@ -176,8 +193,7 @@ class Chat {
   int Run() {
     std::signal(SIGINT, OnInterrupt);
     if (prompts_)
-      std::cout << Dim(
-          fmt::format("{} at {}:{}; /help says what can be typed\n", model_, url_.host, url_.port));
+      std::cout << Dim(fmt::format("{} at {}; /help says what can be typed\n", model_, url_.ToString()));
     std::string text;
     while (ReadMessage(&text)) {
       if (text.empty()) continue;
@@ -283,7 +299,15 @@ class Chat {
       std::cout << Message(info.status()) << "\n";
       return;
     }
-    const Json state = info->value("internal_states", Json::array({Json::object()}))[0];
+    try {
+      PrintState(*info);
+    } catch (const Json::exception&) {
+      std::cout << "the server says nothing of its state\n";
+    }
+  }
+
+  void PrintState(const Json& info) {
+    const Json state = info.at("internal_states").at(0);
     std::cout << fmt::format("server        {} running, {} waiting, {:.1f} tokens/s\n",
                              state.value("num_running_reqs", 0), state.value("num_queue_reqs", 0),
                              state.value("last_gen_throughput", 0.0));
@@ -312,9 +336,12 @@ class Chat {
     }
     Json body = Json::parse(response->body, nullptr, false);
     if (response->status == 401) return Unavailable("the server asks for a key; pass --api-key");
-    if (response->status != 200 || !body.is_object()) {
-      return Unavailable("{}{} answers {}", url_.ToString(), path, response->status);
-    }
+    if (response->status != 200)
+      return Unavailable("{}{}: HTTP {}; give the URL of a sluice server", url_.ToString(), path,
+                         response->status);
+    if (!body.is_object())
+      return Unavailable("{}{}: the answer is not a JSON object; give the URL of a sluice server",
+                         url_.ToString(), path);
     return body;
   }
 

@@ -95,7 +95,7 @@ class AnswerSink final : public HttpSink {
     }
     int64_t tokens = result_->output_tokens;
     if (target_.backend == LoadBackend::kNative) {
-      const simdjson::dom::element meta = root["meta_info"].value_unsafe();
+      const auto meta = root["meta_info"];
       Read(meta["completion_tokens"], &tokens);
       Read(meta["cached_tokens"], &result_->cached_tokens);
       Read(meta["spec_accept_length"], &result_->spec_accept_length);

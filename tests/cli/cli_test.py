@@ -3,6 +3,7 @@
   cli_test.py SLUICE
 """
 
+import http.server
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 SLUICE = os.path.abspath(sys.argv.pop(1))
@@ -104,6 +106,48 @@ class CommandLine(unittest.TestCase):
                 self.assertIn("http://127.0.0.1:9: connecting: ", result.stderr)
                 self.assertNotIn("--help", result.stderr)
         self.assert_usage_error(run("chat", "http://x:y"), 'port "y" is not a number')
+
+    def test_a_server_of_another_kind_is_named_as_such(self):
+        answers = {}
+
+        class Other(http.server.BaseHTTPRequestHandler):
+            def reply(self):
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, body = answers.get(self.command, (200, "{}"))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_GET = do_POST = reply
+
+            def log_message(self, *args):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        sluice = "give the URL of a sluice server"
+        load = ["bench", "serving", url, "--num-prompts", "2", "--warmup-requests", "0", "--vocab-size", "100"]
+        for words, method, status, body, what in [
+                (["chat", url], "GET", 200, "<html>", f"{url}/v1/models: the answer is not a JSON object; {sluice}"),
+                (["chat", url + "/v1"], "GET", 404, "{}", f"{url}/v1/models: HTTP 404; {sluice}"),
+                (["chat", url], "POST", 200, 'data: {"choices":[7]}\n\n', f"the answer is not one of this API (cannot use value() with number); {sluice}"),
+                (["chat", url], "POST", 200, 'data: {"choices":{"a":1}}\n\ndata: {"error":{"message":7}}\n\n', "the answer is not one of this API"),
+                (["chat", url], "POST", 200, 'data: {"error":{"message":7}}\n\n', "the server ended the answer"),
+                (["chat", url], "POST", 500, '{"error":{"message":7}}', "HTTP status 500"),
+                (load, "GET", 200, "[]", f"{url}/get_server_info: the answer is not a JSON object; {sluice}"),
+                (load, "GET", 404, "no such page", f"{url}/health: HTTP 404; {sluice}"),
+                (load, "POST", 200, 'data: {"text":"a"}\n\ndata: {"meta_info":7}\n\n', "the stream ended without [DONE]"),
+                (load, "POST", 200, "data: nonsense\n\n", "a record is not JSON")]:
+            answers.clear()
+            answers[method] = (status, body)
+            result = run(*words, input="hello\n/stats\n")
+            self.assertEqual(result.returncode, 1 if words[0] == "bench" and method == "POST" else 3, f"{words} {body}: {result}")
+            self.assertIn(what, result.stderr, f"{words} {body}")
+            self.assertNotIn("exception", result.stderr)
 
     def test_overrides_are_read_before_any_model(self):
         for value in ["{", "[]", '{"a": nul}']:
