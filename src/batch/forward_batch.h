@@ -62,6 +62,7 @@ struct SampleRow {
   bool sample = true;       // false: logits are wanted (prompt logprobs, goldens) but no token
   int32_t logprob_of = -1;  // with sample == false: report the logprob of this token
   bool keep_state = false;  // the result carries the state that the draft layer starts from
+  bool cut = false;         // its draft was not worth a row: no token is drawn (set by the executor)
 };
 
 // Work on an executor slot before the forward: reset for a new sequence, with what sampling needs of its
@@ -97,6 +98,9 @@ struct ForwardBatch {
   std::vector<PageCopy> page_copies;  // before the forward
   std::vector<CopyPlan> loads;        // host to device; layer L is read only when it is loaded
   std::vector<CopyPlan> backups;      // device to host; of pages final before this step
+  // Drafting: a draft less likely to stand than draft_keep gets no row in the next step, and none is made
+  // behind one less likely than draft_on. 0: as many as are planned.
+  float draft_keep = 0, draft_on = 0;
   int32_t rows() const { return int32_t(tokens.size()); }
   // Nothing to compute and nothing to copy.
   bool empty() const {
@@ -113,6 +117,7 @@ struct ForwardBatch {
     page_copies.clear();
     loads.clear();
     backups.clear();
+    draft_keep = draft_on = 0;
   }
 };
 
@@ -137,6 +142,7 @@ struct SampledToken {
   uint64_t logits_hash = 0;
   std::vector<int32_t> forced;  // SampleRow::jump: what must follow `token`, in order
   std::vector<float> state;     // with SampleRow::keep_state: [hidden]
+  bool cut = false;             // token is -1: its draft had no row
   Status status;                // NaN or all -inf logits: this request fails alone
 };
 

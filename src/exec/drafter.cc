@@ -6,6 +6,11 @@
 #include "base/check.h"
 
 namespace sluice {
+namespace {
+
+bool Draws(const SampleRow& row) { return row.temperature != 0 && row.top_k != 1; }
+
+}  // namespace
 
 Drafter::Drafter(int64_t hidden, DraftLayer* layer, Sampler* sampler, int32_t num_slots, int32_t max_tokens,
                  int64_t max_rows, int64_t max_logits_rows, bool share_selection)
@@ -20,7 +25,8 @@ Drafter::Drafter(int64_t hidden, DraftLayer* layer, Sampler* sampler, int32_t nu
       slots_(size_t(num_slots)),
       hidden_(new float[size_t(num_slots) * size_t(depth_) * size_t(width_)]),
       tokens_(size_t(num_slots) * size_t(depth_)),
-      drafted_(size_t(num_slots) * size_t(max_tokens)) {}
+      drafted_(size_t(num_slots) * size_t(max_tokens)),
+      shares_(drafted_.size()) {}
 
 int64_t Drafter::SlotBytes(int64_t hidden, int32_t num_slots, int32_t max_tokens) {
   return int64_t(num_slots) * (kPageTokens + max_tokens + 2) * hidden * int64_t(sizeof(float));
@@ -46,7 +52,10 @@ const ForwardBatch& Drafter::Resolve(const ForwardBatch& batch) {
   resolved_.pages = batch.pages;
   resolved_.samples = batch.samples;
   size_t at = 0;  // samples follow the order of the rows
-  for (BatchSeq& seq : resolved_.seqs) {
+  int32_t rows = 0;
+  for (size_t s = 0; s < resolved_.seqs.size(); ++s) {
+    const BatchSeq& planned = batch.seqs[s];
+    BatchSeq& seq = resolved_.seqs[s];
     Slot& slot = slots_[size_t(seq.slot.value)];
     int32_t shift = 0;
     if (seq.decode && slot.position >= 0) {
@@ -54,28 +63,61 @@ const ForwardBatch& Drafter::Resolve(const ForwardBatch& batch) {
       SLUICE_CHECK(shift >= 0, "slot {}: planned at {}, is at {}", seq.slot.value, seq.start, slot.position);
       seq.start = slot.position;
     }
-    // A slot whose last step failed has nothing to verify: its sequence has ended, the rows are computed for
-    // nothing.
-    for (int32_t i = 0; i < seq.verify; ++i)
-      resolved_.tokens[size_t(seq.row_begin + seq.num_rows - seq.verify + i)] =
-          i < slot.drafted ? *Drafted(seq.slot, i) : 0;
+    // A slot whose last step failed has nothing to verify: its sequence has ended.
+    seq.verify = std::min(seq.verify, slot.drafted);
+    seq.num_rows -= planned.verify - seq.verify;
+    seq.row_begin = rows;
+    rows += seq.num_rows;
+    const int32_t first = planned.num_rows - planned.verify;  // of the drafts
+    std::copy_n(batch.tokens.begin() + planned.row_begin, first, resolved_.tokens.begin() + seq.row_begin);
+    std::copy_n(Drafted(seq.slot, 0), seq.verify, resolved_.tokens.begin() + seq.row_begin + first);
     seq.num_pages = int32_t(CeilDiv(int64_t(seq.start) + seq.num_rows, kPageTokens));
-    while (at < resolved_.samples.size() && resolved_.samples[at].row < seq.row_begin + seq.num_rows) {
-      SampleRow& sample = resolved_.samples[at++];
-      sample.position -= shift;
-      if (shift > 0) sample.suppress_stop = sample.position < sample.stop_from;
-      if (sample.run_left > 0) sample.expected = resolved_.tokens[size_t(sample.row + 1)];
-    }
+    ResolveSamples(planned, seq, shift, &at);
   }
+  resolved_.tokens.resize(size_t(rows));
   return resolved_;
+}
+
+void Drafter::ResolveSamples(const BatchSeq& planned, const BatchSeq& seq, int32_t shift, size_t* at) {
+  const int32_t last = seq.row_begin + seq.num_rows - 1;
+  for (; *at < resolved_.samples.size(); ++*at) {
+    SampleRow& sample = resolved_.samples[*at];
+    if (sample.row >= planned.row_begin + planned.num_rows) return;
+    sample.position -= shift;
+    if (shift > 0) sample.suppress_stop = sample.position < sample.stop_from;
+    sample.row += seq.row_begin - planned.row_begin;
+    sample.cut = sample.row > last;
+    sample.row = std::min(sample.row, last);
+    // The last row before cut ones ends the run, whatever it gives: no token is -1.
+    if (sample.run_left > 0)
+      sample.expected = sample.row < last ? resolved_.tokens[size_t(sample.row + 1)] : -1;
+  }
 }
 
 Status Drafter::AfterStep(const ForwardBatch& batch, const ForwardBatch& resolved,
                           std::span<const int32_t> tokens, StepResult* result) {
+  LearnTrust(resolved, *result);
   KeepStates(resolved, result);
-  RETURN_IF_ERROR(FillExtends(batch, resolved, tokens));
+  RETURN_IF_ERROR(FillExtends(resolved, tokens));
   RETURN_IF_ERROR(FillPending(batch));
   return Draft(batch, resolved);
+}
+
+void Drafter::LearnTrust(const ForwardBatch& resolved, const StepResult& result) {
+  size_t at = 0;
+  for (const BatchSeq& seq : resolved.seqs) {
+    if (seq.verify == 0) continue;
+    while (at < resolved.samples.size() && resolved.samples[at].slot != seq.slot) ++at;
+    SLUICE_CHECK(at + size_t(seq.verify) < resolved.samples.size(), "slot {}: no samples", seq.slot.value);
+    bool stood = true;
+    for (int32_t i = 0; i < seq.verify && stood; ++i) {
+      const SampleRow& row = resolved.samples[at + size_t(i)];
+      const int32_t token = result.samples[at + size_t(i)].token;
+      if (token < 0) break;
+      stood = token == row.expected;
+      trust_.Observe(Draws(row), i, *Share(seq.slot, i), stood);
+    }
+  }
 }
 
 // The state behind every token that was drawn becomes the pending row of the token's slot.
@@ -109,11 +151,10 @@ void Drafter::KeepStates(const ForwardBatch& resolved, StepResult* result) {
   }
 }
 
-Status Drafter::FillExtends(const ForwardBatch& batch, const ForwardBatch& resolved,
-                            std::span<const int32_t> tokens) {
+Status Drafter::FillExtends(const ForwardBatch& resolved, std::span<const int32_t> tokens) {
   bool any = false;
   next_token_.assign(tokens.size(), -1);
-  for (const BatchSeq& seq : batch.seqs) {
+  for (const BatchSeq& seq : resolved.seqs) {
     if (seq.decode) continue;
     const int32_t end = seq.row_begin + seq.num_rows;
     for (int32_t r = seq.row_begin; r + 1 < end; ++r) next_token_[size_t(r)] = tokens[size_t(r + 1)];
@@ -170,6 +211,18 @@ Status Drafter::FlushRows(std::span<const PageId> pages) {
   return OkStatus();
 }
 
+void Drafter::Weigh(const ForwardBatch& batch, const SampleRow& row, int32_t place, float share) {
+  Slot& slot = slots_[size_t(row.slot.value)];
+  *Share(row.slot, place) = share;
+  if (batch.draft_keep <= 0) return;
+  slot.chance *= trust_.Chance(Draws(row), place, share);
+  if (slot.chance < double(batch.draft_keep)) {
+    slot.drafted = place;
+  } else if (slot.chance < double(batch.draft_on)) {
+    slot.drafted = place + 1;
+  }
+}
+
 // One row a slot and pass: the first makes the newest token's final row, the others stand on guesses.
 Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
   seqs_.clear();
@@ -183,9 +236,9 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
     slot.drafted = 0;
     if (seq.draft_next == 0) continue;
     while (at < resolved.samples.size() && resolved.samples[at].slot != seq.slot) ++at;
-    slot.drafted = seq.draft_next;  // planned: a slot that cannot draft proposes whatever is rejected
-    std::fill_n(Drafted(seq.slot, 0), seq.draft_next, 0);
     if (slot.count != 1) continue;
+    slot.drafted = seq.draft_next;
+    slot.chance = 1;
     SLUICE_CHECK(seq.draft_next <= max_tokens_ && at < resolved.samples.size(), "slot {}: {} drafts of {}",
                  seq.slot.value, seq.draft_next, max_tokens_);
     BatchSeq d = seq;
@@ -216,12 +269,15 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
         SampleRow& p = proposals_[begin + i];
         ++p.position;
         p.suppress_stop = p.position < p.stop_from;
-        const int32_t token = sampler_->Propose(p, logits + int64_t(i) * sampler_->vocab_size());
+        float share = 0;
+        const int32_t token = sampler_->Propose(p, logits + int64_t(i) * sampler_->vocab_size(), &share);
         row_tokens_[begin + i] = std::max(0, token);
         *Drafted(seqs_[begin + i].slot, pass) = row_tokens_[begin + i];
+        Weigh(batch, p, pass, share);
       }
     }
-    if (pass + 1 == most) break;
+    const auto goes_on = [&](const BatchSeq& s) { return slots_[size_t(s.slot.value)].drafted > pass + 1; };
+    if (std::none_of(seqs_.begin(), seqs_.end(), goes_on)) break;
     rows_.resize(seqs_.size());
     for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = int32_t(i);
     layer_->DraftHidden(rows_, states_.data());
@@ -229,7 +285,7 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
     size_t kept = 0;
     carried_.clear();
     for (size_t i = 0; i < seqs_.size(); ++i) {
-      if (slots_[size_t(seqs_[i].slot.value)].drafted <= pass + 1) continue;
+      if (!goes_on(seqs_[i])) continue;
       if (share_selection_) carried_.push_back(int32_t(i));
       seqs_[kept] = seqs_[i];
       seqs_[kept].row_begin = int32_t(kept);

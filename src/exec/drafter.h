@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "exec/draft_layer.h"
+#include "exec/draft_trust.h"
 #include "kv/kv_layout.h"
 #include "sampling/sampler.h"
 
@@ -34,8 +35,9 @@ class Drafter {
           int64_t max_rows, int64_t max_logits_rows, bool share_selection = false);
 
   void InitSlot(const SlotInit& init);
-  // The batch with every start, position and drafted token filled in, and with page lists that end where the
-  // forward's rows end. Valid until the next call.
+  // The batch with every start, position and drafted token filled in, without the rows of drafts that were
+  // not worth one (their samples stay, as cut ones), and with page lists that end where the forward's rows
+  // end. Valid until the next call.
   const ForwardBatch& Resolve(const ForwardBatch& batch);
   // After the samples of the step were drawn. `resolved` as Resolve returned it, `tokens` its rows' ids. Adds
   // the states that were asked for to the result's samples.
@@ -49,6 +51,7 @@ class Drafter {
     int32_t position = -1;  // of the token sampled last
     int32_t first = 0, count = 0;
     int32_t drafted = 0;
+    double chance = 1;  // that all drafts so far stand
   };
   float* Hidden(SlotId slot, int32_t i) {
     return &hidden_[(size_t(slot.value) * size_t(depth_) + size_t(i)) * size_t(width_)];
@@ -57,12 +60,19 @@ class Drafter {
   int32_t* Drafted(SlotId slot, int32_t i) {
     return &drafted_[size_t(slot.value) * size_t(max_tokens_) + size_t(i)];
   }
+  // Places the samples of `seq`, from *at on, which was planned as `planned`, `shift` positions further on.
+  void ResolveSamples(const BatchSeq& planned, const BatchSeq& seq, int32_t shift, size_t* at);
+  void LearnTrust(const ForwardBatch& resolved, const StepResult& result);
+  // Decides whether the slot's newest draft, at `place`, is worth a row, and another one behind it.
+  void Weigh(const ForwardBatch& batch, const SampleRow& row, int32_t place, float share);
   void KeepStates(const ForwardBatch& resolved, StepResult* result);
-  Status FillExtends(const ForwardBatch& batch, const ForwardBatch& resolved,
-                     std::span<const int32_t> tokens);
+  Status FillExtends(const ForwardBatch& resolved, std::span<const int32_t> tokens);
   Status FillPending(const ForwardBatch& batch);
   Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved);
   Status FlushRows(std::span<const PageId> pages);
+  float* Share(SlotId slot, int32_t i) {
+    return &shares_[size_t(slot.value) * size_t(max_tokens_) + size_t(i)];
+  }
   BatchHidden StatesOf(size_t rows) const { return {states_.data(), int64_t(rows), width_}; }
 
   DraftLayer* const layer_;
@@ -74,6 +84,8 @@ class Drafter {
   std::unique_ptr<float[]> hidden_;  // [slots, depth, hidden]; touched where used
   std::vector<int32_t> tokens_;      // [slots, depth]
   std::vector<int32_t> drafted_;     // [slots, max_tokens]
+  std::vector<float> shares_;        // [slots, max_tokens] of the drafted tokens
+  DraftTrust trust_;
   ForwardBatch resolved_;
   // scratch of a step
   std::vector<int32_t> rows_, next_token_, row_tokens_, carried_;

@@ -81,6 +81,14 @@ double LogSumExp(const float* x, int32_t n, float max, float* w) {
   return double(max) + std::log(SumBlocks(w, n));
 }
 
+float ShareOf(const float* x, int32_t n, float max, int32_t of) {
+  constexpr float kFar = 14;  // 10,000 of them are a hundredth of the greatest
+  float sum = 0;
+  for (int32_t i = 0; i < n; ++i)
+    if (x[i] > max - kFar) sum += std::exp(x[i] - max);
+  return std::exp(x[of] - max) / sum;
+}
+
 bool AllFinite(const float* x, int64_t n) {
   int32_t high = 0;
   for (int64_t i = 0; i < n; ++i) high = std::max(high, std::bit_cast<int32_t>(x[i]) & 0x7fffffff);

@@ -21,6 +21,8 @@ void ExpWeights(const float* x, int32_t n, float max, float temperature, float* 
 double SumBlocks(const float* w, int32_t n);
 // log(sum(exp(x))). `w` is scratch for n values.
 double LogSumExp(const float* x, int32_t n, float max, float* w);
+// Share of x[of] in the softmax, to about a hundredth: values far below the greatest are left out of the sum.
+float ShareOf(const float* x, int32_t n, float max, int32_t of);
 // No NaN and no infinity among n values.
 bool AllFinite(const float* x, int64_t n);
 // 64-bit hash of the row's bits.

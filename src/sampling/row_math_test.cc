@@ -85,5 +85,20 @@ TEST(RowMath, HashSeesEveryBitOfEveryElement) {
   EXPECT_NE(HashRow(x.data(), 37), swapped);
 }
 
+TEST(RowMath, ShareOfIsTheSoftmaxAtAToken) {
+  std::vector<float> x(5000);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = float(i * 37 % 100) * 0.1f - 20;
+  x[77] = 3;
+  x[78] = 2;
+  double sum = 0;
+  for (const float v : x) sum += std::exp(double(v) - 3);
+  EXPECT_NEAR(ShareOf(x.data(), int32_t(x.size()), 3, 77), 1 / sum, 0.01 / sum);
+  EXPECT_NEAR(ShareOf(x.data(), int32_t(x.size()), 3, 78), std::exp(-1) / sum, 0.01 / sum);
+  x.assign(100, -std::numeric_limits<float>::infinity());
+  x[5] = 1;
+  EXPECT_EQ(ShareOf(x.data(), 100, 1, 5), 1);
+  EXPECT_EQ(ShareOf(x.data(), 100, 1, 6), 0);
+}
+
 }  // namespace
 }  // namespace sluice

@@ -144,10 +144,13 @@ int32_t Sampler::Choose(const SampleRow& row, Slot* slot, const float* logits, c
   return row.temperature == 0 || row.top_k == 1 ? FirstIndexOf(x, vocab_, max) : Draw(row, x, max);
 }
 
-int32_t Sampler::Propose(const SampleRow& row, const float* logits) {
+int32_t Sampler::Propose(const SampleRow& row, const float* logits, float* share) {
+  if (share != nullptr) *share = 0;
   const RowScan raw = ScanRow(logits, vocab_);
   if (raw.unusable) return -1;
-  return Choose(row, &slots_[size_t(row.slot.value)], logits, raw);
+  const int32_t token = Choose(row, &slots_[size_t(row.slot.value)], logits, raw);
+  if (share != nullptr && token >= 0) *share = ShareOf(logits, vocab_, raw.max, token);
+  return token;
 }
 
 int32_t Sampler::Draw(const SampleRow& row, const float* x, float max) {

@@ -40,8 +40,9 @@ class Sampler {
   void Sample(const SampleRow& row, const float* logits, SampledToken* out);
 
   // The token that Sample would choose for these logits, without recording it: how drafts are proposed. The
-  // slot's history is that of the tokens recorded so far. -1: unusable logits.
-  int32_t Propose(const SampleRow& row, const float* logits);
+  // slot's history is that of the tokens recorded so far. -1: unusable logits. share (may be null): what the
+  // logits as they are give the token of the probability.
+  int32_t Propose(const SampleRow& row, const float* logits, float* share = nullptr);
 
   int32_t vocab_size() const { return vocab_; }
 

@@ -14,6 +14,7 @@ class RunVerifier {
 
   // True: the row's logits are needed, call Sample. False: *out says that the token is not drawn.
   bool Wanted(const SampleRow& row, SampledToken* out) {
+    out->cut = row.cut;
     if (skip_ == 0) return true;
     --skip_;
     out->slot = row.slot;

@@ -9,24 +9,37 @@ constexpr int64_t kProbeSteps = 128;    // without drafts nothing is learned: on
 constexpr int64_t kProbeSequences = 4;  // where a try costs little
 }  // namespace
 
-void DraftControl::Observe(int32_t drafts, int32_t stood) {
-  for (int32_t i = 0; i < drafts && i <= stood; ++i) {
+void DraftControl::Observe(int32_t planned, int32_t verified, int32_t stood) {
+  for (int32_t i = 0; i < planned && i <= verified; ++i) {
+    Place& p = places_[size_t(i)];
+    p.planned = p.planned * kDecay + 1;
+    p.verified = p.verified * kDecay + (i < verified ? 1 : 0);
+  }
+  for (int32_t i = 0; i < verified && i <= stood; ++i) {
     Place& p = places_[size_t(i)];
     p.proposed = p.proposed * kDecay + 1;
     p.stood = p.stood * kDecay + (i < stood ? 1 : 0);
   }
 }
 
+double DraftControl::Rows(double rows) const {
+  const auto few = double(cost_.few_rows);
+  return 1 + (std::min(rows, few) - 1) * cost_.row + std::max(0.0, rows - few) * cost_.more_row;
+}
+
 double DraftControl::Worth(int32_t k, int64_t sequences) const {
   const auto s = double(sequences);
-  double tokens = 1, chance = 1;
+  double tokens = 1, rows = 1, passes = 0;
+  double reached = 1, all = 1;  // a draft at this place is verified; it and all before it stand
   for (int32_t i = 0; i < k; ++i) {
-    chance *= places_[size_t(i)].stood / places_[size_t(i)].proposed;
-    tokens += chance;
+    const Place& p = places_[size_t(i)];
+    passes += reached * (cost_.pass + (s - 1) * cost_.pass_row);
+    reached *= p.verified / p.planned;
+    all *= p.verified / p.planned * p.stood / p.proposed;
+    rows += reached;
+    tokens += all;
   }
-  const double rows = s * (1 + k);
-  const double time = 1 + (rows - 1) * cost_.row + k * (cost_.pass + (s - 1) * cost_.pass_row);
-  return s * tokens / time;
+  return s * tokens / (Rows(s * rows) + passes);
 }
 
 void DraftControl::BeginStep(int64_t sequences) {
@@ -35,12 +48,16 @@ void DraftControl::BeginStep(int64_t sequences) {
   sequences = std::max<int64_t>(1, sequences);
   double best = Worth(0, sequences);
   drafts_ = 0;
-  for (int32_t k = 1; k <= most_; ++k) {
-    const double worth = Worth(k, sequences);
-    if (worth <= best) continue;
+  // How many of them are made and get a row is decided draft by draft.
+  if (const double worth = Worth(most_, sequences); worth > best) {
     best = worth;
-    drafts_ = k;
+    drafts_ = most_;
   }
+  // More time is well spent where it gives tokens at the rate of the step as a whole.
+  const auto s = double(sequences);
+  const double row = s * (1 + drafts_) > double(cost_.few_rows) ? cost_.more_row : cost_.row;
+  keep_ = best * row;
+  go_on_ = best * (row + (cost_.pass + (s - 1) * cost_.pass_row) / s);
   idle_steps_ = drafts_ > 0 ? 0 : idle_steps_ + 1;
   if (idle_steps_ >= kProbeSteps && sequences <= kProbeSequences) {
     drafts_ = std::min(most_, 1);

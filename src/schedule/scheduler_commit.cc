@@ -243,7 +243,9 @@ void Scheduler::KeepRun(Sequence* s, const Part& part, const StepResult& result)
   int32_t drawn = 0;
   while (drawn < part.samples && run[size_t(drawn)].token >= 0) ++drawn;
   SLUICE_CHECK(drawn > 0, "sequence {}:{}: nothing was drawn", s->group->arrival, s->choice);
-  const int32_t from = s->computed, drafts = part.samples - 1;
+  const int32_t from = s->computed, planned = part.samples - 1;
+  const auto is_cut = [](const SampledToken& t) { return t.cut; };
+  const int32_t drafts = planned - int32_t(std::count_if(run.begin(), run.end(), is_cut));
   if (drafts > 0) {
     ++s->spec_runs;
     s->spec_proposed += drafts;
@@ -257,10 +259,8 @@ void Scheduler::KeepRun(Sequence* s, const Part& part, const StepResult& result)
     if (kept > 0) ++s->planned;
     KeepToken(s, run[size_t(kept++)]);
   }
-  if (drafts > 0) {
-    counters_.drafts.Add(drafts, drawn - 1, kept - 1);
-    draft_control_.Observe(drafts, drawn - 1);
-  }
+  if (drafts > 0) counters_.drafts.Add(drafts, drawn - 1, kept - 1);
+  if (planned > 0) draft_control_.Observe(planned, drafts, drawn - 1);
   if (s->ended()) {
     s->computed = std::min(from + drawn, int32_t(s->tokens.size()));
     s->planned = std::max(s->planned, s->computed);

@@ -277,7 +277,11 @@ void Scheduler::Retract(Sequence* s) {
 }
 
 void Scheduler::PlanDecodes(ForwardBatch* batch, Step* step) {
-  if (speculates()) draft_control_.BeginStep(running());
+  if (speculates()) {
+    draft_control_.BeginStep(running());
+    batch->draft_keep = float(draft_control_.keep());
+    batch->draft_on = float(draft_control_.go_on());
+  }
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* s = running_[i];
     if (i + 4 < running_.size()) PrefetchSequence(running_[i + 4]);

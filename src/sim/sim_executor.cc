@@ -250,6 +250,7 @@ void SimExecutor::Finish(const ForwardBatch& planned, const ForwardBatch& batch,
     while (sample.row < batch.seqs[s].row_begin ||
            sample.row >= batch.seqs[s].row_begin + batch.seqs[s].num_rows)
       ++s;
+    if (sample.cut) journal_->Cover("drafts_cut");
     if (lost[s]) continue;  // its result is dropped, whatever it is
     if (!verifier_.Wanted(sample, &result->samples[i])) continue;
     LogitsOf(chains_[s][size_t(batch.seqs[s].start + sample.row - batch.seqs[s].row_begin)], &logits_);

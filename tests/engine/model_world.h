@@ -24,7 +24,8 @@ struct RunShape {
   bool radix = false;
   bool dequant_verify = false;
   int32_t drafts = 0, ranks = 1;
-  bool gather = false;  // ranks exchange rows through the communicator alone
+  bool drop_drafts = false;  // those of little chance, however many sequences there are
+  bool gather = false;    // ranks exchange rows through the communicator alone
   bool adaptive = false;
   int poison_step = -1;  // before this step the first page of the first sequence of the step becomes NaN
 };
@@ -91,6 +92,9 @@ class ModelWorld {
     options.scheduler.context_length = std::min<int64_t>(config_.max_positions, 8192);
     options.scheduler.eos_token_ids = config_.eos_token_ids;
     options.scheduler.draft_tokens = shape.drafts;
+    options.scheduler.adaptive_drafts = shape.drop_drafts;
+    if (shape.drop_drafts)
+      options.scheduler.draft_cost = {.row = 0.2, .more_row = 0.2, .pass = 0.02, .pass_row = 0.01};
     RankGroupOptions group;
     group.ranks = shape.ranks;
     if (shape.gather) group.kv_exchange = KvExchangeMode::kGather;

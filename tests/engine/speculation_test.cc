@@ -97,6 +97,30 @@ TEST(Speculation, EveryKindOfRequestGetsTheAnswerOfPlainDecoding) {
   }
 }
 
+// Drafts of little chance get no row: the rows behind them move up.
+TEST(Speculation, DraftsThatAreNotWorthARowChangeNoBit) {
+  const std::vector<Request> requests = AllKinds();
+  RunShape plain;
+  plain.max_running = 12;
+  const std::vector<RunAnswer> want = World().Answer(requests, plain);
+  for (const int32_t depth : {0, 1}) {
+    RunShape shape = Drafting(4, depth);
+    shape.chunk = 37;
+    ExpectSame(World().Answer(requests, shape), want, fmt::format("all drafts, depth {}", depth));
+    const DraftCounters all = World().drafts;
+    shape.drop_drafts = true;
+    for (const int32_t ranks : {1, 3}) {
+      shape.ranks = ranks;
+      ExpectSame(World().Answer(requests, shape), want, fmt::format("depth {} ranks {}", depth, ranks));
+      const DraftCounters& some = World().drafts;
+      EXPECT_GT(some.accepted, 0);
+      EXPECT_LT(some.proposed, all.proposed);
+      EXPECT_GT(some.accepted * all.proposed, all.accepted * some.proposed)
+          << some.accepted << " of " << some.proposed << ", all: " << all.accepted << " of " << all.proposed;
+    }
+  }
+}
+
 TEST(Speculation, AnEndInsideAnAcceptedRunIsTheEndOfPlainDecoding) {
   std::vector<Request> requests;
   for (uint64_t i = 0; i < 6; ++i) requests.push_back(Repeating(100 + int64_t(i), 40, 50 + i));
