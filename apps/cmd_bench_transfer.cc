@@ -352,8 +352,8 @@ Status BenchPeers(const TransferOptions& o, const KvLayout& layout, int64_t page
   std::memset(from.get(), 1, size_t(bytes));
   std::memset(to.get(), 2, size_t(bytes));
   ASSIGN_OR_RETURN(const auto plain, SocketBench::Make());
-  for (const auto& [transport, order] :
-       {std::pair("shm", "run"), std::pair("shm", "shuffled"), std::pair("tcp", "run")}) {
+  for (const auto& [transport, order] : {std::pair("shm", "run"), std::pair("shm", "shuffled"),
+                                         std::pair("tcp", "run"), std::pair("tcp", "shuffled")}) {
     ASSIGN_OR_RETURN(const auto peers,
                      PeerBench::Make(layout, pages, transport, std::string_view(order) == "shuffled"));
     const bool shm = std::string_view(transport) == "shm";

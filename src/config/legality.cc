@@ -101,8 +101,10 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
   rows->push_back({
       .id = "disaggregation-ucx",
       .combination = "--disaggregation-transfer-backend ucx",
-      .reason = "this build moves pages by shared memory on one host and by tcp between hosts",
-      .remedy = "use auto, shm or tcp",
+      .reason = "the UCX release of Debian 12 (1.13) ends the process when a peer goes in the middle of a "
+                "transfer; pages go by "
+                "shared memory on one host and by tcp between hosts",
+      .remedy = "use auto, shm or tcp; tcp was the faster one, too",
       .violation =
           [](Config c, Model) {
             return c.disaggregation_transfer_backend == "ucx" ? "--disaggregation-transfer-backend ucx" : "";

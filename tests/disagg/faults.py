@@ -203,8 +203,9 @@ def fake():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--backends", nargs="*", help="these transports; default tcp, with --long all")
     options = parser.parse_args()
-    for backend in ("tcp", "shm") if options.long else ("tcp",):
+    for backend in options.backends or (("tcp", "shm") if options.long else ("tcp",)):
         c = Cluster(common=TIMES + ["--disaggregation-transfer-backend", backend, "--chunked-prefill-size", "256"],
                     prefill=SLOW + ["--disaggregation-layer-group", "2"], router=["--retries", "0"])
         for test in (rooms_and_fields, lying_frames, client_leaves, kill_and_restart, stop_and_go):
