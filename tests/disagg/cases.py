@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 from cluster import Cluster, awake, call, single
 from faults import Ask, body, expect, pd_info, wait_for
@@ -204,14 +205,15 @@ def full_queues_and_shutdown():
     c.check_idle()
     # 8 streams open and 8 queued, then the decode instance and the router are told to go.
     streams = [raw(c, {**body(100, i, 3000), "stream": True}, "/generate") for i in range(8)]
+    readers = ThreadPoolExecutor(8)  # one each: a client that does not read is cut off, and rightly so
+    ends = [readers.submit(read_all, s) for s in streams]
     time.sleep(0.5)
     began = time.time()
     c.router.send(signal.SIGTERM)
     time.sleep(0.2)
     for p in c.instances():
         p.send(signal.SIGTERM)
-    for s in streams:
-        end = read_all(s)
+    for end in (e.result() for e in ends):
         expect(b"[DONE]" in end or b'"error"' in end, end[-300:])
     codes = [p.process.wait(60) for p in [c.router] + c.instances()]
     expect(codes == [0, 0, 0], codes)
