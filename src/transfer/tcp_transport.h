@@ -5,7 +5,7 @@
 // cores, GB/s and share of a plain socket of the same bytes in the same run (`sluice bench transfer --paths
 // p-d`):
 //
-// - this transport 3.26 (1.32), pages in random order 2.12 (1.02)
+// - this transport 1.96 (0.81) and 3.26 (1.32) in two runs, pages in random order 2.56 (1.01) and 2.12 (1.02)
 // - UCX 1.13.1 over tcp, messages of 240 KiB sent whole: 1.76 (0.83), pages in random order 1.86 (0.89)
 // - the same, rendezvous of 1 MiB: 2.1 to 3.1 of 2.8; 1.7 with UCX's own 64 KiB receive buffers
 // - the same, puts, which it emulates by messages: 0.5 of 2.2; 1.5 with segments of 256 KiB
