@@ -271,9 +271,8 @@ BeginResult KvCacheImpl::PlanLoad(SequenceKv* seq, RadixNode* end, int64_t devic
     SLUICE_CHECK(n->host_ready == n->pages && n->resident[0] == from, "node {} cannot be loaded from {}",
                  n->id, from);
     segments.push_back({n, from, n->pages});
-    // A page's device and host copies are on one lane: what is missing follows from the node's counts.
-    for (int32_t lane = 0; lane < lanes(); ++lane)
-      need[size_t(lane)] += n->lane_pages[1][size_t(lane)] - n->lane_pages[0][size_t(lane)];
+    // A page is loaded to its host copy's lane.
+    for (int32_t lane = 0; lane < lanes(); ++lane) need[size_t(lane)] += n->host_only[size_t(lane)];
     resident = from > 0 ? n : n->parent;
   }
   std::reverse(segments.begin(), segments.end());

@@ -98,6 +98,10 @@ std::vector<std::string> RadixTree::Audit() const {
         if (KeyOf(&n) < key) report(n, fmt::format("order key of tier {} is above the true key", t));
       }
     }
+    std::array<int32_t, kMaxLanes> host_only = {};
+    for (int32_t i = n.resident[0]; i < n.resident[1]; ++i)
+      ++host_only[size_t(n.slots[1][i] % options_.lanes)];
+    if (host_only != n.host_only) report(n, "lane counts of pages on the host alone");
     if (n.digest_pages > n.pages) report(n, fmt::format("{} digests of {} pages", n.digest_pages, n.pages));
   }
   const_cast<RadixTree*>(this)->Settle(0);

@@ -42,6 +42,9 @@ struct RadixNode {
   int32_t dirty_at[kTiers] = {-1, -1};
   int32_t heap_at[kTiers] = {-1, -1};
   std::array<int32_t, kMaxLanes> lane_pages[kTiers] = {};
+  // Host pages that are not on the device, slots[1][resident[0], resident[1]), by lane. Not the difference of
+  // the two counts above: a sequence that computed pages which the host tier had puts its own on any lane.
+  std::array<int32_t, kMaxLanes> host_only = {};
   uint64_t id = 0;  // unique for the tree's life; hashes use it, never the address
   uint64_t edge_hash = 0;
   int64_t last_access = 0, created = 0;

@@ -227,6 +227,13 @@ RadixNode* RadixTree::Split(RadixNode* node, int32_t pages) {
       --up->lane_pages[t][lane];
     }
   }
+  up->host_only = node->host_only;
+  node->host_only = {};
+  for (int32_t i = below[0]; i < below[1]; ++i) {
+    const auto lane = size_t(node->slots[1][i] % options_.lanes);
+    ++node->host_only[lane];
+    --up->host_only[lane];
+  }
   Reserve(up, pages);  // compact again
   if (Planted(Plant::kSplitLosesLock) && node->lock > 0) {
     --node->lock;
@@ -285,6 +292,13 @@ void RadixTree::CountSlot(RadixNode* node, int t, int32_t slot, int sign) {
   if (Protected(node, t)) protected_[t][lane] += sign;
 }
 
+// Page `at` of the node comes to or leaves a tier.
+void RadixTree::CountHostOnly(RadixNode* node, Tier tier, int32_t at, int sign) {
+  const bool other = at < node->resident[tier == Tier::kHost ? 0 : 1];
+  if (other != (tier == Tier::kDevice)) return;  // on both tiers or on none, before and after
+  node->host_only[size_t(node->slots[1][at] % options_.lanes)] += tier == Tier::kHost ? sign : -sign;
+}
+
 void RadixTree::AddResident(RadixNode* node, Tier tier, std::span<const int32_t> slots) {
   const int t = int(tier);
   if (slots.empty()) return;
@@ -294,8 +308,10 @@ void RadixTree::AddResident(RadixNode* node, Tier tier, std::span<const int32_t>
   SLUICE_CHECK(node->resident[t] + int64_t(slots.size()) <= node->pages);
   if (node->resident[t] == 0) ++parent->tier_children[t];
   std::memcpy(node->slots[t] + node->resident[t], slots.data(), slots.size_bytes());
-  for (int32_t s : slots) CountSlot(node, t, s, +1);
-  node->resident[t] += int32_t(slots.size());
+  for (int32_t s : slots) {
+    CountSlot(node, t, s, +1);
+    CountHostOnly(node, tier, node->resident[t]++, +1);
+  }
   Offer(node, tier);
 }
 
@@ -310,6 +326,7 @@ bool RadixTree::DropResident(RadixNode* node, Tier tier, int32_t n,
   for (int32_t i = 0; i < n; ++i) {
     const int32_t slot = node->slots[t][--node->resident[t]];
     CountSlot(node, t, slot, -1);
+    CountHostOnly(node, tier, node->resident[t], -1);
     freed(slot);
   }
   if (tier == Tier::kHost) {

@@ -180,6 +180,7 @@ class RadixTree {
   void SettleNode(RadixNode* node, int t);
   void AddProtected(const RadixNode* node, int t, int sign);
   void CountSlot(RadixNode* node, int t, int32_t slot, int sign);
+  void CountHostOnly(RadixNode* node, Tier tier, int32_t at, int sign);
 
   RadixOptions options_;
   uint64_t seed_;

@@ -177,6 +177,27 @@ TEST_F(RadixTreeTest, HostCopyKeepsThePageWhenTheDeviceCopyGoes) {
   EXPECT_FALSE(tree.Evictable(a, Tier::kDevice));
 }
 
+// Lanes of pages on the host alone are counted from the host's pages, whatever lanes the device's lie on.
+TEST_F(RadixTreeTest, PagesToLoadAreCountedByTheHostCopysLaneWhereTheDeviceUsesOthers) {
+  RadixNode* a = Add(root, Pages({1, 2, 3, 4}));  // slots 1, 2, 3, 4: lanes 1, 0, 1, 0
+  const int32_t host[] = {2, 4, 5, 7};            // lanes 0, 0, 1, 1
+  using Lanes = std::array<int32_t, kMaxLanes>;
+  tree.AddResident(a, Tier::kHost, host);
+  EXPECT_EQ(a->host_only, Lanes{});
+  Drop(a, 2);
+  EXPECT_EQ(a->host_only, (Lanes{0, 2}));
+  Drop(a, 1);
+  EXPECT_EQ(a->host_only, (Lanes{1, 2}));
+  RadixNode* up = tree.Split(a, 2);
+  EXPECT_EQ(up->host_only, (Lanes{1, 0}));
+  EXPECT_EQ(a->host_only, (Lanes{0, 2}));
+  const int32_t again[] = {9};
+  tree.AddResident(up, Tier::kDevice, again);
+  EXPECT_EQ(up->host_only, Lanes{});
+  tree.DropResident(a, Tier::kHost, 1, [](int32_t) {});
+  EXPECT_EQ(a->host_only, (Lanes{0, 1}));
+}
+
 TEST_F(RadixTreeTest, DeadNodesMatchNothingAndGoWithTheirLastHold) {
   RadixNode* a = Add(root, Pages({1, 2}));
   RadixNode* b = Add(a, Pages({3}));
