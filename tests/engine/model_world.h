@@ -25,7 +25,7 @@ struct RunShape {
   bool dequant_verify = false;
   int32_t drafts = 0, ranks = 1;
   bool drop_drafts = false;  // those of little chance, however many sequences there are
-  bool gather = false;    // ranks exchange rows through the communicator alone
+  bool gather = false;       // ranks exchange rows through the communicator alone
   bool adaptive = false;
   int poison_step = -1;  // before this step the first page of the first sequence of the step becomes NaN
 };
