@@ -92,6 +92,7 @@ class KvCacheImpl final : public KvCache {
     size_t next_get = 0;          // pages handed to storage
     int in_flight = 0;            // tickets
     Nanos begun = 0, deadline = 0, hard_deadline = 0;
+    bool told_late = false;  // that the deadline has passed
     bool asked = false;      // the existence answer is in
     bool stopped = false;    // nothing more is handed out; drains, then goes
     bool abandoned = false;  // the owner left: nothing is inserted
@@ -161,6 +162,7 @@ class KvCacheImpl final : public KvCache {
   BeginResult CheckPrefetch(SequenceKv* seq, Nanos now, std::optional<Arrival>* arrival);
   void OnExists(int64_t id, PrefetchRecord& r, const std::vector<StorageOutcome>& outcomes);
   void PumpGets(int64_t id, PrefetchRecord& r);
+  void CountFailure(StorageOutcome outcome);
   void StopPrefetch(int64_t id, PrefetchRecord& r);
   int64_t InsertPrefetched(PrefetchRecord& r);
   bool PathOnHost(const PrefetchRecord& r) const;
@@ -206,6 +208,7 @@ class KvCacheImpl final : public KvCache {
 
   CacheStats stats_;  // running counters only
   RareWarning slow_warning_, short_warning_, deficit_warning_;
+  RareWarning storage_error_warning_, storage_corrupt_warning_, storage_full_warning_;
 };
 
 }  // namespace sluice

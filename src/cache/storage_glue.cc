@@ -4,6 +4,7 @@
 // A prefetch reserves host pages, owns them until storage has let go of them, and ends by its own deadline
 // whoever still waits. Whatever storage does wrong is a miss from that page on.
 #include <algorithm>
+#include <utility>
 
 #include "cache/kv_cache_impl.h"
 #include "kv/host_pool.h"
@@ -81,11 +82,7 @@ bool KvCacheImpl::PollStorage(Nanos now) {
     const Ticket t = it->second;
     tickets_.erase(it);
     happened = true;
-    for (StorageOutcome o : c.outcomes) {
-      if (o == StorageOutcome::kError || o == StorageOutcome::kCorrupt || o == StorageOutcome::kTimeout) {
-        ++stats_.storage_errors;
-      }
-    }
+    for (StorageOutcome o : c.outcomes) CountFailure(o);
     if (t.kind == Ticket::Kind::kDelete) continue;
     if (t.kind == Ticket::Kind::kStore) {
       store_in_flight_ -= int64_t(t.count);
@@ -113,7 +110,9 @@ bool KvCacheImpl::PollStorage(Nanos now) {
     EndPrefetchIfDrained(t.owner);
   }
   std::vector<int64_t> late, drained;
-  for (const auto& [id, r] : prefetches_) {
+  for (auto& [id, r] : prefetches_) {
+    // Whoever waits for it asks again, also when storage says nothing.
+    if (now >= r.deadline && !std::exchange(r.told_late, true)) happened = true;
     if (!r.stopped && now >= r.hard_deadline) late.push_back(id);
     if (!r.stopped && r.in_flight == 0) drained.push_back(id);
   }
@@ -129,6 +128,28 @@ bool KvCacheImpl::PollStorage(Nanos now) {
   }
   PlanStores();
   return happened;
+}
+
+void KvCacheImpl::CountFailure(StorageOutcome outcome) {
+  switch (outcome) {
+    case StorageOutcome::kError:
+    case StorageOutcome::kTimeout:
+      ++stats_.storage_errors;
+      storage_error_warning_.Say("cache: storage {} does not answer as it should; its pages are computed",
+                                 storage_->Describe());
+      break;
+    case StorageOutcome::kCorrupt:
+      ++stats_.storage_errors;
+      storage_corrupt_warning_.Say("cache: storage {} holds a damaged object; its page is computed",
+                                   storage_->Describe());
+      break;
+    case StorageOutcome::kFull:
+      ++stats_.stores_skipped;
+      storage_full_warning_.Say("cache: storage {} is full; pages are not stored", storage_->Describe());
+      break;
+    default:
+      break;
+  }
 }
 
 void KvCacheImpl::Prefetch(SequenceKv* seq, std::string_view name_space, std::span<const int32_t> tokens,

@@ -242,7 +242,8 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
           double(c.evicted_pages_host * page_tokens));
   counter("hicache_skipped_tokens_total", "Tokens not written to the host tier for want of room.",
           double(c.backups_skipped * page_tokens));
-  counter("storage_skipped_tokens_total", "Tokens not stored because the storage tier could not keep up.",
+  counter("storage_skipped_tokens_total",
+          "Tokens not stored because the storage tier was full or could not keep up.",
           double(c.stores_skipped * page_tokens));
   counter("hicache_failed_copies_total", "Copies between device and host tier that failed.",
           double(c.failed_loads + c.failed_backups));

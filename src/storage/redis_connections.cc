@@ -1,6 +1,9 @@
 #include "storage/redis_connections.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <random>
@@ -14,11 +17,31 @@ timeval ToTimeval(Nanos n) { return {time_t(n / 1'000'000'000), suseconds_t(n % 
 
 bool IsError(const redisReply* r) { return r->type == REDIS_REPLY_ERROR; }
 std::string_view Text(const redisReply* r) { return {r->str, size_t(r->len)}; }
+std::string WhyBroken(const redisContext& c) {
+  return c.err == REDIS_ERR_IO && (errno == EAGAIN || errno == EWOULDBLOCK) ? "no answer in time" : c.errstr;
+}
 
 }  // namespace
 
 RedisStorage::Connections::Connections(const RedisStorageOptions& options, const Clock* clock)
     : options_(options), clock_(clock) {}
+
+RedisStorage::Connections::Waiting::Waiting(Connections* owner, int fd) : owner_(owner) {
+  std::lock_guard lock(owner_->interrupt_mutex_);
+  owner_->waiting_fd_ = fd;
+  if (owner_->interrupted_) ::shutdown(fd, SHUT_RDWR);
+}
+
+RedisStorage::Connections::Waiting::~Waiting() {
+  std::lock_guard lock(owner_->interrupt_mutex_);
+  owner_->waiting_fd_ = -1;
+}
+
+void RedisStorage::Connections::Interrupt() {
+  std::lock_guard lock(interrupt_mutex_);
+  interrupted_ = true;
+  if (waiting_fd_ >= 0) ::shutdown(waiting_fd_, SHUT_RDWR);
+}
 
 // CRC16 (XMODEM) of the hash tag, modulo 16384: the cluster's rule.
 uint32_t RedisStorage::Connections::SlotOf(std::string_view key) {
@@ -36,6 +59,7 @@ uint32_t RedisStorage::Connections::SlotOf(std::string_view key) {
 }
 
 redisContext* RedisStorage::Connections::Connect(const std::string& node, Nanos deadline) {
+  if (interrupted_) return nullptr;
   Node& n = nodes_[node];
   if (n.context != nullptr) return n.context.get();
   const Nanos now = clock_->Now();
@@ -65,9 +89,10 @@ redisContext* RedisStorage::Connections::Connect(const std::string& node, Nanos 
   if (c == nullptr || c->err != 0) return failed(c == nullptr ? "no memory" : c->errstr);
   redisSetTimeout(c, timeout);
   const auto expect_ok = [&](std::vector<const char*> argv) {
+    const Waiting waiting(this, c->fd);
     RedisReply r(static_cast<redisReply*>(redisCommandArgv(c, int(argv.size()), argv.data(), nullptr)));
     if (r != nullptr && !IsError(r.get())) return true;
-    last_error_ = r == nullptr ? std::string(c->errstr) : std::string(Text(r.get()));
+    last_error_ = r == nullptr ? WhyBroken(*c) : std::string(Text(r.get()));
     return false;
   };
   if (!options_.password.empty()) {
@@ -94,10 +119,14 @@ RedisReply RedisStorage::Connections::Call(const std::string& node,
     argv.push_back(a.data());
     lengths.push_back(a.size());
   }
-  RedisReply r(static_cast<redisReply*>(redisCommandArgv(c, int(argv.size()), argv.data(), lengths.data())));
+  RedisReply r;
+  {
+    const Waiting waiting(this, c->fd);
+    r.reset(static_cast<redisReply*>(redisCommandArgv(c, int(argv.size()), argv.data(), lengths.data())));
+    if (r == nullptr) last_error_ = WhyBroken(*c);
+  }
   if (r == nullptr) {  // broken, or a reply that would come late and be taken for another's: this connection
                        // is spent
-    last_error_ = c->errstr;
     Node& n = nodes_[node];
     n.context.reset();
     n.failed_at = 0;
@@ -152,6 +181,10 @@ uint64_t RedisStorage::Connections::Generation(Nanos deadline) {
       generation_ = g;
       generation_at_ = now;
       return g;
+    }
+    if (IsError(r.get())) {
+      last_error_ = std::string(Text(r.get()));
+      return 0;
     }
     if (r->type != REDIS_REPLY_NIL) break;
     std::random_device random;  // INCR needs a signed 64-bit number with room above

@@ -3,8 +3,9 @@
 
 #include <hiredis/hiredis.h>
 
-#include <array>
+#include <atomic>
 #include <map>
+#include <mutex>
 
 #include "storage/redis_storage.h"
 
@@ -28,8 +29,19 @@ class RedisStorage::Connections {
   // UNLINKs every key PREFIX:{*, on every node heard of.
   Status DeleteAll(Nanos deadline);
   const std::string& last_error() const { return last_error_; }
+  // From any thread: the call that waits for a reply and all later ones fail at once.
+  void Interrupt();
 
  private:
+  // The socket that a call waits on, for Interrupt.
+  class Waiting {
+   public:
+    Waiting(Connections* owner, int fd);
+    ~Waiting();
+
+   private:
+    Connections* const owner_;
+  };
   struct ContextFree {
     void operator()(redisContext* c) const { redisFree(c); }
   };
@@ -48,6 +60,9 @@ class RedisStorage::Connections {
   uint64_t generation_ = 0;
   Nanos generation_at_ = 0;
   std::string last_error_;
+  std::mutex interrupt_mutex_;
+  std::atomic<bool> interrupted_ = false;
+  int waiting_fd_ = -1;  // under the mutex
 };
 
 }  // namespace sluice

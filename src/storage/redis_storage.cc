@@ -1,5 +1,7 @@
 #include "storage/redis_storage.h"
 
+#include <signal.h>
+
 #include <cstring>
 
 #include "storage/redis_connections.h"
@@ -43,6 +45,7 @@ RedisStorage::~RedisStorage() {
     stop_ = true;
   }
   queued_.notify_all();
+  for (auto& c : connections_) c->Interrupt();  // a server that hangs must not hold the end up
   for (auto& t : threads_) t.join();
 }
 
@@ -74,6 +77,11 @@ StatusOr<StorageTicket> RedisStorage::Submit(StorageBatch batch) {
 }
 
 void RedisStorage::Run(Connections* connections) {
+  sigset_t
+      broken_pipe;  // a write to a server that is gone fails by its result; hiredis does not ask for that
+  sigemptyset(&broken_pipe);
+  sigaddset(&broken_pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
   for (;;) {
     Task task;
     {

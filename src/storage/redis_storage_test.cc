@@ -231,6 +231,35 @@ TEST(RedisStorage, PasswordIsSentAndAWrongOneRefusedAtStart) {
   EXPECT_NE(std::string(Message(refused.status())).find("WRONGPASS"), std::string::npos) << refused.status();
 }
 
+TEST(RedisStorage, AMissingPasswordIsNamedAtStart) {
+  Server server;
+  REQUIRE_SERVER(server);
+  EXPECT_EQ(server.Ask("CONFIG SET requirepass secret"), "OK");
+  RedisStorageOptions o;
+  o.port = server.port();
+  auto refused = RedisStorage::Open(TestFormat(), o);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(std::string(Message(refused.status())).find("NOAUTH"), std::string::npos) << refused.status();
+}
+
+// The test ends by its time limit if the end waits for a reply.
+TEST(RedisStorage, TheEndDoesNotWaitForAServerThatHangs) {
+  Server server;
+  REQUIRE_SERVER(server);
+  RedisStorageOptions o;
+  o.io_timeout = 3600 * Nanos(1'000'000'000);
+  o.threads = 2;
+  auto s = Open(server, o);
+  ASSERT_NE(s, nullptr);
+  EXPECT_EQ(PutPage(s.get(), 1), kOk);
+  server.Signal(SIGSTOP);
+  TestPage page(s->format(), 1);
+  for (uint64_t i = 1; i < 5; ++i) ASSERT_TRUE(s->Submit({StorageOp::kGet, {page.Item(i)}, 0}).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  s.reset();
+  server.Signal(SIGCONT);
+}
+
 TEST(RedisStorage, ClusterNodesAreFoundByRedirection) {
   Server a({"--cluster-enabled", "yes"}), b({"--cluster-enabled", "yes"});
   REQUIRE_SERVER(a);
