@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "cache/kv_cache.h"
 #include "cache/kv_record.h"
+#include "config/json_argument.h"
 #include "disagg/node.h"
 #include "engine/pd_role.h"
 #include "engine/threaded_engine.h"
@@ -119,8 +120,10 @@ StatusOr<std::shared_ptr<StorageBackend>> OpenStorageFor(const std::string& back
   StorageFormat format;
   format.content_fingerprint = layout.content_fingerprint();
   for (const KvPiece& piece : layout.pieces()) format.piece_bytes.push_back(uint32_t(piece.bytes));
+  ASSIGN_OR_RETURN(const std::string extra,
+                   ReadJsonArgument("--hicache-storage-backend-extra-config", extra_config));
   ASSIGN_OR_RETURN(std::unique_ptr<StorageBackend> storage,
-                   OpenStorage(backend, extra_config, DefaultStorageFolder(), format, clock));
+                   OpenStorage(backend, extra, DefaultStorageFolder(), format, clock));
   return std::shared_ptr<StorageBackend>(std::move(storage));
 }
 
@@ -199,6 +202,14 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
         fmt::format("the cache holds {} tokens, fewer than the context of {}: a longer request is refused or "
                     "ends early; raise --max-total-tokens or --mem-fraction-static",
                     stack->memory.device_tokens(), model->context_length));
+  }
+
+  const int64_t longest = std::min<int64_t>(model->context_length, stack->memory.device_tokens());
+  if (config.enable_hierarchical_cache && stack->memory.host_tokens() < longest) {
+    stack->notices.push_back(
+        fmt::format("the host tier holds {} tokens, fewer than a request of {}: little of it is found there "
+                    "again; raise --hicache-ratio or --hicache-size",
+                    stack->memory.host_tokens(), longest));
   }
 
   auto foundation = std::make_shared<Foundation>();

@@ -7,6 +7,8 @@
 
 #include "config/config_file.h"
 #include "config/flag_values.h"
+#include "config/idle_flags.h"
+#include "config/json_argument.h"
 #include "config/legality.h"
 #include "config/model_config_file.h"
 
@@ -132,6 +134,16 @@ class CommandLineParser {
       if (const Status s = CheckOverrides(line_.server.overrides); !s.ok()) Problem(std::string(Message(s)));
       for (std::string& problem : IllegalCombinations(line_.server, nullptr))
         problems_.push_back(std::move(problem));
+      // Also when no backend reads it.
+      if (const auto json = ReadJsonArgument("--hicache-storage-backend-extra-config",
+                                             line_.server.hicache_storage_extra_config);
+          !json.ok())
+        Problem(std::string(Message(json.status())));
+      const auto given = [&](const FlagSpec* flag) {
+        return OnCommandLine(flag) || from_env_.contains(flag) || from_file_.contains(flag);
+      };
+      for (std::string& line : IdleFlagNotices(line_.server, given))
+        line_.server.notices.push_back(std::move(line));
     }
     if (problems_.empty()) return std::move(line_);
     std::string text;

@@ -12,14 +12,19 @@
 #include <set>
 
 #include "config/flag_values.h"
+#include "config/idle_flags.h"
+#include "config/json_argument.h"
 
 namespace sluice {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 const CommandSyntax kServe{.usage = "sluice serve [options]", .engine_flags = true};
 
@@ -215,6 +220,48 @@ TEST(Flags, RefusedFlagsTakeValuesThatAskForNothing) {
 TEST(Flags, NoEffectIsNotedOnce) {
   EXPECT_THAT(Config("--enable-metrics --enable-metrics").notices,
               ElementsAre("--enable-metrics has no effect here: /metrics is always served"));
+}
+
+TEST(Flags, OneThatNeedsAnotherIsNotedWithoutIt) {
+  for (const IdleFlagRow& row : IdleFlagTable()) {
+    ASSERT_NE(FindFlag(row.flag), nullptr) << row.flag;
+    EXPECT_EQ(FindFlag(row.flag)->status, FlagStatus::kWorks) << row.flag;
+    EXPECT_THAT(Config(row.idle_example).notices,
+                Contains(AllOf(StartsWith(std::string(row.flag) + " "),
+                               EndsWith(" has no effect here: " + std::string(row.why)))))
+        << row.idle_example;
+    EXPECT_THAT(Config(row.working_example).notices, IsEmpty()) << row.working_example;
+  }
+  EXPECT_THAT(Config("--hicache-ratio 4").notices,
+              ElementsAre("--hicache-ratio 4 has no effect here: there is no host tier; add "
+                          "--enable-hierarchical-cache"));
+  EXPECT_THAT(Config("--config " + TempFile("hicache-mem-layout: page_first_direct\n")).notices,
+              ElementsAre(HasSubstr("--hicache-mem-layout page_first_direct has no effect here")));
+}
+
+TEST(Flags, ExtraConfigOfTheStorageIsJsonOrAFileThatHoldsIt) {
+  const std::string flag = "--hicache-storage-backend-extra-config",
+                    file = "@" + TempFile("{\"threads\": 2}\n");
+  const auto with = [&](const std::string& value) {
+    return std::vector<std::string>{"--enable-hierarchical-cache", "--hicache-storage-backend", "file", flag,
+                                    value};
+  };
+  const auto line = Parse(with(file));
+  ASSERT_TRUE(line.ok()) << line.status();
+  // The text stays where it is: what is in the file may be secret.
+  EXPECT_EQ(line->server.hicache_storage_extra_config, file);
+  EXPECT_EQ(nlohmann::json::parse(ReadJsonArgument(flag, file).value())["threads"], 2);
+  EXPECT_EQ(ReadJsonArgument(flag, "{}").value(), "{}");
+  EXPECT_EQ(ReadJsonArgument(flag, "").value(), "");
+  EXPECT_THAT(Error(with("@/nowhere/x.json")),
+              AllOf(HasSubstr(flag + ": /nowhere/x.json"), HasSubstr("write @FILE with the path")));
+  EXPECT_THAT(Error(with("@")), HasSubstr(flag));
+  EXPECT_THAT(Error(with("@" + TempFile("[1]"))),
+              AllOf(HasSubstr(flag), HasSubstr(".yaml: not a JSON object")));
+  EXPECT_THAT(Error(with("{")), HasSubstr(flag + ": not a JSON object: {"));
+  EXPECT_THAT(Error({flag, "{"}), HasSubstr(flag + ": not a JSON object: {"));  // also when nothing reads it
+  EXPECT_THAT(Error({"--enable-hierarchical-cache", "--hicache-ratio", "0"}),
+              HasSubstr("--hicache-ratio: 0 is too small"));
 }
 
 TEST(Flags, IndexScheduleFlagsGoToTheOverrides) {

@@ -3,6 +3,7 @@
 
 #include "config/flag_values.h"
 #include "config/flags.h"
+#include "config/idle_flags.h"
 #include "config/legality.h"
 
 namespace sluice {
@@ -149,8 +150,9 @@ std::string HelpText(const CommandSyntax& syntax) {
 std::string FlagsMarkdown() {
   std::string text =
       "# Flags\n\n"
-      "Generated from the flag table (`src/config/flag_table.cc`) and the legality table "
-      "(`src/config/legality.cc`);\n"
+      "Generated from the flag table (`src/config/flag_table.cc`), the legality table "
+      "(`src/config/legality.cc`) "
+      "and the table\nof flags that need another (`src/config/idle_flags.cc`);\n"
       "`SLUICE_UPDATE_DOCS=1 build/release/src/config/config_test` writes it anew and a test keeps it "
       "current.\n\n"
       "Names are SGLang's where it has one. Values follow as `--flag value` or `--flag=value`, lists are "
@@ -186,6 +188,13 @@ std::string FlagsMarkdown() {
   text += "\n## Combinations that are refused\n\n| combination | why | what works |\n| --- | --- | --- |\n";
   for (const LegalityRow& row : LegalityTable()) {
     text += fmt::format("| {} | {} | {} |\n", Cell(row.combination), Cell(row.reason), Cell(row.remedy));
+  }
+  text +=
+      "\n## Flags that need another\n\nGiven all the same, each gets a notice line at start.\n\n"
+      "| flag | has no effect | why |\n| --- | --- | --- |\n";
+  for (const IdleFlagRow& row : IdleFlagTable()) {
+    text += fmt::format("| `{}` | {} | {} |\n", row.flag, Cell(std::string(row.when)),
+                        Cell(std::string(row.why)));
   }
   return text;
 }

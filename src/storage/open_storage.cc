@@ -1,5 +1,7 @@
 #include "storage/open_storage.h"
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 
@@ -30,7 +32,8 @@ Setter Whole(T* to, int64_t least, int64_t most) {
 Setter Scaled(int64_t* to, double factor) {
   return [=](const Json& j) {
     if (!j.is_number() || j.get<double>() < 0 || j.get<double>() > 1e6) return false;
-    *to = int64_t(j.get<double>() * factor);
+    const double scaled = j.get<double>() * factor;
+    *to = scaled > 0 ? std::max<int64_t>(1, std::llround(scaled)) : 0;  // 0 often means "no limit"
     return true;
   };
 }
@@ -39,19 +42,19 @@ Status Apply(std::string_view backend, std::string_view extra, const std::map<st
   if (extra.empty()) return OkStatus();
   const Json config = Json::parse(extra, nullptr, false);
   if (!config.is_object())
-    return Invalid("hicache-storage-backend-extra-config: not a JSON object: {}; write {{\"key\": value}}",
+    return Invalid("--hicache-storage-backend-extra-config: not a JSON object: {}; write {{\"key\": value}}",
                    extra);
   for (const auto& [key, value] : config.items()) {
     const auto it = known.find(key);
     if (it == known.end()) {
       std::string names;
       for (const auto& [name, setter] : known) names += (names.empty() ? "" : ", ") + name;
-      return Invalid("hicache-storage-backend-extra-config: {} knows no {}; it knows {}", backend, key,
+      return Invalid("--hicache-storage-backend-extra-config: {} knows no {}; it knows {}", backend, key,
                      names);
     }
     if (!it->second(value))
-      return Invalid("hicache-storage-backend-extra-config: {} cannot be {}; its type or range is wrong", key,
-                     value.dump());
+      return Invalid("--hicache-storage-backend-extra-config: {} cannot be {}; its type or range is wrong",
+                     key, value.dump());
   }
   return OkStatus();
 }
@@ -82,8 +85,17 @@ StatusOr<std::unique_ptr<StorageBackend>> OpenStorage(std::string_view backend, 
     else if (engine == "threads")
       o.engine = FileEngine::kThreads;
     else
-      return Invalid("hicache-storage-backend-extra-config: engine {} is none of auto, io_uring, threads",
+      return Invalid("--hicache-storage-backend-extra-config: engine {} is none of auto, io_uring, threads",
                      engine);
+    if (o.capacity_bytes > 0 && !format.piece_bytes.empty()) {
+      const int64_t least = FileTransfer::FileBytes(ObjectFormat(format, kFileAlign));
+      if (o.capacity_bytes < least)
+        return Invalid(
+            "--hicache-storage-backend-extra-config: capacity_gb {:.9f} holds no page, which takes {} bytes; "
+            "use at "
+            "least {:.9f}, or 0 for no limit",
+            double(o.capacity_bytes) / 1e9, least, double(least) / 1e9);
+    }
     auto opened = FileStorage::Open(std::move(format), o);
     if (!opened.ok()) return opened.status();
     return std::unique_ptr<StorageBackend>(*std::move(opened));
@@ -107,7 +119,7 @@ StatusOr<std::unique_ptr<StorageBackend>> OpenStorage(std::string_view backend, 
     if (!opened.ok()) return opened.status();
     return std::unique_ptr<StorageBackend>(*std::move(opened));
   }
-  return Invalid("hicache-storage-backend: {} is none of file, redis", backend);
+  return Invalid("--hicache-storage-backend: {} is none of file, redis", backend);
 }
 
 }  // namespace sluice

@@ -33,6 +33,23 @@ TEST(OpenStorage, WrongConfigIsRefusedWithWhatIsKnown) {
   EXPECT_NE(Complaint("file", R"({"engine": "aio"})", "/tmp").find("aio"), std::string::npos);
   EXPECT_NE(Complaint("redis", R"({"port": 70000})").find("70000"), std::string::npos);
   EXPECT_NE(Complaint("file", "").find("directory"), std::string::npos);
+  for (const char* bad : {"[1]", R"({"dir": "/x"})", R"({"threads": 0})"})
+    EXPECT_TRUE(Complaint("file", bad).starts_with("--hicache-storage-backend-extra-config: ")) << bad;
+}
+
+TEST(OpenStorage, ACapacityOfLessThanOneObjectIsRefusedWithTheLeast) {
+  TempDirectory dir;
+  const auto with = [](const std::string& gb) { return R"({"capacity_gb": )" + gb + "}"; };
+  for (const char* small : {"1e-12", "1e-6"}) {
+    const std::string said = Complaint("file", with(small), dir.path());
+    const size_t at = said.find("use at least ");
+    ASSERT_NE(at, std::string::npos) << said;
+    const std::string least = said.substr(at + 13, said.find(',', at) - at - 13);
+    auto s = OpenStorage("file", with(least), dir.path(), TestFormat(), nullptr);
+    ASSERT_TRUE(s.ok()) << s.status();
+    EXPECT_EQ(PutPage(s->get(), 1), StorageOutcome::kOk);
+  }
+  EXPECT_EQ(Complaint("file", with("0"), dir.path()), "");
 }
 
 }  // namespace

@@ -292,6 +292,13 @@ class Checks(Folder):
             self.assertNotEqual(done.returncode, 0, flags)
             self.assertIn(says, done.stderr, flags)
 
+    def test_a_host_tier_too_small_for_a_request_is_said_at_start(self):
+        with Server([SLUICE, "serve", *SMALL, "--enable-hierarchical-cache", "--hicache-ratio", "0.0001", "--speculative-num-steps",
+                     "2"]) as server:
+            log = server.log_text()
+        self.assertRegex(log, r"the host tier holds 64 tokens, fewer than a request of \d+: .*; raise --hicache-ratio")
+        self.assertIn("--speculative-num-steps 2 has no effect here: nothing is drafted; add --speculative-algorithm NEXTN", log)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2, warnings="ignore")

@@ -70,8 +70,10 @@ class EvalTest(unittest.TestCase):
             self.assertTrue(all(len(answers) == 1 for answers in by_turn.values()))
 
     def test_another_process_says_the_same_from_what_is_stored(self):
+        with open(self.path("storage.json"), "w") as f:
+            json.dump({"directory": self.path("kv")}, f)
         flags = ["bundled", "--dataset", SESSIONS, "--limit", "2", "--enable-hierarchical-cache", "--hicache-storage-backend", "file",
-                 "--hicache-storage-backend-extra-config", json.dumps({"directory": self.path("kv")}),
+                 "--hicache-storage-backend-extra-config", "@" + self.path("storage.json"),
                  "--hicache-storage-prefetch-policy", "wait_complete", "--kv-cache-dtype", "fp8_e4m3"]
         code, _, err = run(*flags, "--passes", "cold,l3", "--outputs", self.path("o.jsonl"), "--hicache-write-policy", "write_back")
         self.assertEqual(code, 0, err)
@@ -81,6 +83,7 @@ class EvalTest(unittest.TestCase):
         [l3] = load(self.path("r.json"))["passes"]
         self.assertEqual((l3["identical_to_cold"], l3["logits_identical_to_cold"]), (1.0, 1.0))
         self.assertGreater(l3["cached_by_tier"]["l3"], 300)
+        self.assertTrue(os.listdir(self.path("kv")))
         with open(self.path("o.jsonl")) as f:
             lines = [json.loads(line) for line in f]
         lines[0]["logits_hash"] = "0" * 16
