@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 
+#include "cache/kv_cache.h"
 #include "commands.h"
 #include "config/flags.h"
 #include "engine_setup.h"
@@ -49,7 +50,7 @@ const CommandSyntax kSyntax = {
          {"--passes", "LIST",
           "sessions: cold, warm, l2, l3, comma separated (cold). cold: every turn from nothing. warm: from a "
           "cache that one untimed run filled. l2: device tier emptied first. l3: engine restarted, from "
-          "storage"},
+          "storage. Exit code 1 when nothing of l2 or l3 came from its tier"},
          {"--concurrency", "N", "sessions at once (8)"},
          {"--max-tokens", "N", "of a session's answer (256)"},
          {"--sample", "N", "N sessions of every length bucket, drawn with --sample-seed, instead of all"},
@@ -231,10 +232,15 @@ StatusOr<int> RunSessions(const EvalFlags& flags, const eval::Dataset& dataset, 
     if (p.name == "cold" && !compared) cold = &p;
   }
   Json passes = Json::array();
-  std::string lines, verdict_tables;
+  std::string lines, verdict_tables, tier_lines;
   bool all_hold = true;
   for (const eval::PassResult& p : *results) {
     passes.push_back(eval::PassJson(p, cold, dataset, target->has_hashes()));
+    // Whole pages are hit, never the last token; storage is not asked for less than its least.
+    const int64_t pages = p.name == "l3" ? CacheOptions().prefetch_min_tokens : kPageTokens;
+    const eval::TierVerdict tier = eval::JudgeTier(p, pages + 1);
+    all_hold &= tier.holds;
+    if (!tier.line.empty()) tier_lines += "sluice eval: " + tier.line + "\n";
     if (expected) {
       const std::vector<eval::Verdict> verdicts = eval::Judge(p, dataset, *expected);
       for (const eval::Verdict& v : verdicts) all_hold &= v.holds;
@@ -253,7 +259,8 @@ StatusOr<int> RunSessions(const EvalFlags& flags, const eval::Dataset& dataset, 
   document["engine"] = target->Describe();
   if (flags.json) RETURN_IF_ERROR(WriteFile(*flags.json, document.dump(2) + "\n"));
   if (flags.json != "-") std::fputs((eval::PassTable(passes) + verdict_tables).c_str(), stdout);
-  return all_hold ? int(kExitOk) : 1;
+  std::fputs(tier_lines.c_str(), stderr);
+  return all_hold ? int(kExitOk) : int(kExitCheckFailed);
 }
 
 StatusOr<int> RunQuestions(const EvalFlags& flags, const eval::Dataset& dataset, eval::Target* target) {

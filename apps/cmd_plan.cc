@@ -7,6 +7,7 @@
 
 #include "base/file_text.h"
 #include "commands.h"
+#include "config/legality.h"
 #include "config/model_config_file.h"
 #include "config/parameter_count.h"
 #include "fmt/format.h"
@@ -72,7 +73,19 @@ StatusOr<Capacity> Plan(ModelConfig model, const Variant& variant, const PlanOpt
   return c;
 }
 
+// A shape that no server of this program can have is refused in the server's words.
+Status CheckShape(const PlanOptions& o) {
+  ServerConfig config;
+  config.tp_size = config.attn_cp_size = o.ranks;
+  config.ep_size = o.ep > 0 ? o.ep : o.ranks;
+  std::string text;
+  for (const std::string& line : IllegalCombinations(config, nullptr))
+    text += (text.empty() ? "" : "\n") + line;
+  return text.empty() ? OkStatus() : Invalid("{}", text);
+}
+
 StatusOr<int> Run(const PlanOptions& o) {
+  RETURN_IF_ERROR(CheckShape(o));
   const ModelOverrides overrides{o.overrides, o.index_topk_freq, o.index_topk_pattern,
                                  o.index_skip_topk_offset};
   StatusOr<ModelConfig> loaded = Internal("unread");
@@ -153,14 +166,14 @@ int RunPlan(const std::vector<std::string>& args) {
   app.add_option("--nsa-index-topk-pattern,--dsa-index-topk-pattern", o.index_topk_pattern);
   app.add_option("--nsa-index-skip-topk-offset,--dsa-index-skip-topk-offset", o.index_skip_topk_offset);
   app.add_option("--attn-cp-size,--gpus", o.ranks, "ranks of one instance; each owns a lane of the cache")
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--ep-size,--ep", o.ep, "ranks that share the experts; 0 = all")->check(CLI::Range(0, 4096));
-  app.add_option("--gpu-memory-gb", o.gpu_gb, "of one device, 10^9 bytes")->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--ep-size,--ep", o.ep, "ranks that share the experts; 0 = all")->check(CLI::Range(0, 1024));
+  app.add_option("--gpu-memory-gb", o.gpu_gb, "of one device, 10^9 bytes")->check(Above0(kMostGigabytes));
   app.add_option("--mem-fraction-static", o.mem_fraction)->check(CLI::Range(0.01, 1.0));
   app.add_option("--activation-gb", o.activation_gb, "kept free on each device for activations and graphs")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--host-gb", o.host_gb, "host tier of the whole instance")->check(CLI::NonNegativeNumber);
-  app.add_option("--storage-gb", o.storage_gb, "storage tier")->check(CLI::NonNegativeNumber);
+      ->check(AtLeast0(kMostGigabytes));
+  app.add_option("--host-gb", o.host_gb, "host tier of the whole instance")->check(AtLeast0(kMostGigabytes));
+  app.add_option("--storage-gb", o.storage_gb, "storage tier")->check(AtLeast0(kMostGigabytes));
   app.add_option("--weights-dtype", o.weights)->check(CLI::IsMember({"fp8", "bf16", "float32"}));
   app.add_flag("--speculative", o.speculative, "keep the draft layer's rows in the cache");
   app.add_option("--json", o.json, "write one JSON document there, - for stdout")->type_name("FILE");

@@ -90,7 +90,8 @@ void PrintTable(const ReplayReport& r) {
   std::cout << fmt::format("step CPU  p50 {:.0f} us  p99 {:.0f} us; with all slots running p99 {:.0f} us\n",
                            r.step_cpu_us_p50, r.step_cpu_us_p99, r.full_step_cpu_us_p99);
   if (r.rejected > 0)
-    std::cout << r.rejected << " requests are longer than the device tier and were refused\n";
+    std::cout << r.rejected
+              << " requests (prompt and output) are longer than the device tier and were refused\n";
   for (const std::string& v : r.violations) std::cout << "VIOLATION " << v << "\n";
 }
 
@@ -125,25 +126,25 @@ int RunReplay(const std::vector<std::string>& args) {
       "JSONL: timestamp (ms), input_length, output_length, hash_ids of 512-token blocks; - for stdin");
   app.add_option("--executor", executor, "null: steps take what the cost model says")
       ->check(CLI::IsMember({"null"}));
-  app.add_option("--limit", limit, "only the first N requests; 0 = all")->check(CLI::NonNegativeNumber);
-  app.add_option("--time-scale", o.time_scale, "arrivals come this much faster")->check(CLI::PositiveNumber);
+  app.add_option("--limit", limit, "only the first N requests; 0 = all")->check(AtLeast0(1e12));
+  app.add_option("--time-scale", o.time_scale, "arrivals come this much faster")->check(Above0(1e6));
   app.add_option("--max-total-tokens", o.device_tokens, "device tier")
       ->check(CLI::Range(int64_t(128), int64_t(1) << 36));
   app.add_option(
          "--working-set-share", o.working_set_share,
          "device tier as a share of the trace's distinct prompt blocks, in place of --max-total-tokens")
       ->check(CLI::Range(0.0, 100.0));
-  app.add_option("--host-tokens", o.host_tokens, "host tier; 0 = off")->check(CLI::NonNegativeNumber);
+  app.add_option("--host-tokens", o.host_tokens, "host tier; 0 = off")->check(AtLeast0(kMostTokens));
   app.add_option("--storage-tokens", o.storage_tokens, "storage tier behind the host tier; 0 = off")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--storage-latency-ms", o.storage_latency_ms, "of a batch")->check(CLI::NonNegativeNumber);
-  app.add_option("--storage-gb-s", o.storage_gb_s, "rate of the storage")->check(CLI::PositiveNumber);
+      ->check(AtLeast0(kMostTokens));
+  app.add_option("--storage-latency-ms", o.storage_latency_ms, "of a batch")->check(AtLeast0(1e6));
+  app.add_option("--storage-gb-s", o.storage_gb_s, "rate of the storage")->check(Above0(1e6));
   AddNamed<PrefetchPolicy>(app, "--hicache-storage-prefetch-policy", &o.prefetch,
                            {{"best_effort", PrefetchPolicy::kBestEffort},
                             {"wait_complete", PrefetchPolicy::kWaitComplete},
                             {"timeout", PrefetchPolicy::kTimeout}});
   app.add_option("--attn-cp-size", o.lanes, "lanes of the pools")->check(CLI::Range(1, 8));
-  app.add_option("--chunked-prefill-size", o.chunk_tokens)->check(CLI::PositiveNumber);
+  app.add_option("--chunked-prefill-size", o.chunk_tokens)->check(Above0(1 << 20));
   app.add_option("--max-running-requests", o.max_running)->check(CLI::Range(1, 65536));
   app.add_option("--step-depth", o.depth, "steps planned ahead")->check(CLI::Range(0, 1));
   AddNamed<SchedulePolicy>(app, "--schedule-policy", &o.policy,
@@ -159,9 +160,9 @@ int RunReplay(const std::vector<std::string>& args) {
                          {"write_through_selective", WritePolicy::kWriteThroughSelective},
                          {"write_back", WritePolicy::kWriteBack}});
   app.add_option("--audit-every", o.audit_every, "walk all invariants every N steps; 0 = at the end only")
-      ->check(CLI::NonNegativeNumber);
+      ->check(AtLeast0(1e12));
   app.add_option("--generate", generate, "write a trace of N requests to stdout and stop")
-      ->check(CLI::PositiveNumber);
+      ->check(Above0(1e9));
   app.add_option("--seed", seed, "of --generate");
   app.add_option("--json", json, "write one JSON document there, - for stdout")->type_name("FILE");
   if (const auto code = ParseWords(&app, "replay", args)) return *code;
@@ -180,6 +181,8 @@ int RunReplay(const std::vector<std::string>& args) {
   if (!trace.ok()) return FailWith("replay", trace.status());
   if (limit > 0 && limit < int64_t(trace->size())) trace->resize(size_t(limit));
   const auto all = int64_t(trace->size());
+  if (all == 0)
+    return FailWith("replay", Internal("{}: the trace holds no request, so nothing is shown", file));
   spdlog::set_level(spdlog::level::off);  // the report counts what the cache would warn of
   ReplayReport report;
   {
@@ -197,6 +200,11 @@ int RunReplay(const std::vector<std::string>& args) {
     if (!(out << ToJson(report).dump(2) << "\n"))
       return FailWith("replay", Unavailable("--json: cannot write {}", json));
   }
+  if (report.requests == 0 && report.violations.empty())
+    return FailWith("replay",
+                    Internal("all {} requests (prompt and output) are longer than the device tier of {} "
+                             "tokens and were refused; raise --max-total-tokens",
+                             report.rejected, report.device_tokens));
   return report.violations.empty() ? kExitOk : kExitCheckFailed;
 }
 

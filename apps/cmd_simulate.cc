@@ -115,6 +115,8 @@ StatusOr<int> Run(const SimulateOptions& o) {
   search.scenarios = scenarios;
   ASSIGN_OR_RETURN(search.first, ParseSeed("--seeds", std::string_view(o.seeds).substr(0, dots)));
   ASSIGN_OR_RETURN(search.end, ParseSeed("--seeds", std::string_view(o.seeds).substr(dots + 2)));
+  if (search.first >= search.end)
+    return Invalid("--seeds: {} holds no seed; B of A..B is not included and must be above A", o.seeds);
   search.jobs = o.jobs > 0 ? o.jobs : int(std::max(1u, std::thread::hardware_concurrency()));
   search.stop_at_first = o.stop_at_first;
   const bool terminal = ::isatty(2) != 0;

@@ -31,10 +31,6 @@ Values ValuesOf(const CLI::Option& option) {
   } else if (const size_t range = rule.find(" in ["); range != rule.npos && rule.ends_with("]")) {
     v.limits = rule.substr(range + 5, rule.size() - range - 6);
     if (const size_t dash = v.limits.find(" - "); dash != v.limits.npos) v.limits.replace(dash, 3, " to ");
-  } else if (rule == "POSITIVE") {
-    v.limits = "above 0";
-  } else if (rule == "NONNEGATIVE") {
-    v.limits = "0 or more";
   } else {
     v.limits = rule;
   }
@@ -118,6 +114,21 @@ int FailWith(std::string_view command, const Status& status) {
     std::cerr << "see: sluice " << command << " --help\n";
   return code;
 }
+
+static CLI::Validator Amount(bool zero, double most) {
+  return {[=](std::string& text) -> std::string {
+            const StatusOr<double> value = ParseReal(text);
+            if (!value.ok()) return std::string(Message(value.status()));
+            if (*value > most) return fmt::format("{} is too large; at most {:.0f}", text, most);
+            if (*value < 0 || (*value == 0 && !zero))
+              return fmt::format("{} is too small; {}", text, zero ? "at least 0" : "it must be above 0");
+            return "";
+          },
+          fmt::format("{} {:.0f}", zero ? "0 to" : "above 0, at most", most)};
+}
+
+CLI::Validator AtLeast0(double most) { return Amount(true, most); }
+CLI::Validator Above0(double most) { return Amount(false, most); }
 
 std::optional<int> ParseWords(CLI::App* app, std::string_view command, const std::vector<std::string>& args) {
   std::vector<std::string> reversed(args.rbegin(), args.rend());

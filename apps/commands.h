@@ -4,6 +4,7 @@
 // complaints to stderr, and returns an ExitCode. CMake globs cmd_*.cc.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,7 +15,8 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 namespace sluice {
 
@@ -45,6 +47,12 @@ int FailWith(std::string_view command, const Status& status);
 // letters): parses them into the app's targets. nullopt: the command goes on. Else its exit code, help or a
 // complaint in the form of all commands having been printed.
 std::optional<int> ParseWords(CLI::App* app, std::string_view command, const std::vector<std::string>& args);
+
+// What a number of such an option may be: anything that is not in these ranges is refused with the limit.
+inline constexpr double kMostGigabytes = 1e9;  // 10^18 bytes: fits 64 bits, times 8 ranks too
+inline constexpr double kMostTokens = double(int64_t(1) << 36);
+CLI::Validator AtLeast0(double most);
+CLI::Validator Above0(double most);
 
 // Weak: a command whose file a build leaves out is null and gets no row.
 #define SLUICE_COMMAND(function) [[gnu::weak]] int function(const std::vector<std::string>& args)

@@ -112,6 +112,17 @@ class CountingChannel final : public OutputChannel {
   bool ended_ = false;
 };
 
+// A value of a trace line for a complaint: as it stands there, cut when it is long.
+std::string Shown(const simdjson::dom::element& element) {
+  std::string text = simdjson::minify(element);
+  if (text.size() > 40) text = text.substr(0, 37) + "...";
+  return text;
+}
+std::string Field(const simdjson::dom::element& line, const char* name) {
+  simdjson::dom::element element;
+  return line[name].get(element) == simdjson::SUCCESS ? Shown(element) : "missing";
+}
+
 double Percentile(std::vector<float>& v, double p) {
   if (v.empty()) return 0;
   const auto at = size_t(p * double(v.size() - 1));
@@ -148,21 +159,28 @@ StatusOr<std::vector<TraceRequest>> ParseTrace(std::istream& in) {
     TraceRequest r;
     double timestamp = 0;
     simdjson::dom::array ids;
-    if (doc["timestamp"].get(timestamp) != simdjson::SUCCESS)
-      return Invalid("trace line {}: timestamp (ms) is missing", number);
+    if (doc["timestamp"].get(timestamp) != simdjson::SUCCESS || !(timestamp >= 0) ||
+        timestamp > double(kTraceMillisMax)) {
+      return Invalid("trace line {}: timestamp is {}; it must be a number of milliseconds from 0 to {}",
+                     number, Field(doc, "timestamp"), kTraceMillisMax);
+    }
     r.timestamp_ms = int64_t(timestamp);
-    if (doc["input_length"].get(r.input_length) != simdjson::SUCCESS || r.input_length < 1) {
-      return Invalid("trace line {}: input_length must be a whole number of tokens, at least 1", number);
+    for (const auto& [field, target] :
+         {std::pair{"input_length", &r.input_length}, std::pair{"output_length", &r.output_length}}) {
+      if (doc[field].get(*target) != simdjson::SUCCESS || *target < 1 || *target > kTraceTokensMax) {
+        return Invalid("trace line {}: {} is {}; it must be a whole number of tokens from 1 to {}", number,
+                       field, Field(doc, field), kTraceTokensMax);
+      }
     }
-    if (doc["output_length"].get(r.output_length) != simdjson::SUCCESS || r.output_length < 1) {
-      return Invalid("trace line {}: output_length must be a whole number of tokens, at least 1", number);
+    if (doc["hash_ids"].get(ids) != simdjson::SUCCESS) {
+      return Invalid("trace line {}: hash_ids is {}; it must be a list of whole numbers", number,
+                     Field(doc, "hash_ids"));
     }
-    if (doc["hash_ids"].get(ids) != simdjson::SUCCESS)
-      return Invalid("trace line {}: hash_ids is missing", number);
     for (const simdjson::dom::element id : ids) {
       int64_t value = 0;
       if (id.get(value) != simdjson::SUCCESS)
-        return Invalid("trace line {}: hash_ids must be whole numbers", number);
+        return Invalid("trace line {}: hash_ids holds {}; each must be a whole number of 64 bits", number,
+                       Shown(id));
       r.hash_ids.push_back(value);
     }
     if (int64_t(r.hash_ids.size()) != CeilDiv(r.input_length, kTraceBlockTokens)) {
@@ -298,7 +316,8 @@ ReplayReport Replay(const std::vector<TraceRequest>& trace, const ReplayOptions&
           std::make_shared<CountingChannel>(int64_t(next), r.input_length, r.output_length, &tally);
       ++next;
       const Nanos from = CpuNanos();
-      if (loop.Check(request).ok()) {
+      // What does not fit with its whole output would end early, which no trace asks for.
+      if (r.input_length + r.output_length <= report.device_tokens && loop.Check(request).ok()) {
         report.prompt_tokens += r.input_length;
         ++report.requests;
         loop.Enqueue(std::move(request));

@@ -24,8 +24,10 @@ struct TraceRequest {
   std::vector<int64_t> hash_ids;                // one per block of the prompt, the last may be partial
 };
 
-// One object a line: timestamp (ms), input_length, output_length, hash_ids. Errors name the line. Sorted by
-// timestamp.
+inline constexpr int64_t kTraceTokensMax = int64_t(1) << 24, kTraceMillisMax = int64_t(1) << 40;
+
+// One object a line: timestamp (ms), input_length, output_length, hash_ids. Errors name line, value and
+// limit. Sorted by timestamp.
 StatusOr<std::vector<TraceRequest>> ParseTrace(std::istream& in);
 // A trace of conversations that grow turn by turn over shared system prompts. Same seed, same trace.
 std::vector<TraceRequest> GenerateTrace(int64_t requests, uint64_t seed);
@@ -58,7 +60,8 @@ struct ReplayOptions {
 };
 
 struct ReplayReport {
-  int64_t requests = 0, rejected = 0, steps = 0, retractions = 0;
+  int64_t requests = 0, steps = 0, retractions = 0;
+  int64_t rejected = 0;  // prompt and output together do not fit the device tier
   int64_t prompt_tokens = 0, output_tokens = 0;
   int64_t working_set_tokens = 0;  // of the distinct blocks of all prompts
   int64_t device_tokens = 0, host_tokens = 0;

@@ -39,6 +39,35 @@ TEST(Replay, BadLinesAreNamed) {
   }
 }
 
+TEST(Replay, ABadValueIsShownWithItsLimit) {
+  const auto said = [](const std::string& line) { return std::string(Message(Parse(line).status())); };
+  EXPECT_EQ(said(R"({"timestamp": 0, "input_length": -5, "output_length": 1, "hash_ids": [1]})"),
+            "trace line 1: input_length is -5; it must be a whole number of tokens from 1 to 16777216");
+  EXPECT_EQ(
+      said(R"({"timestamp": 0, "input_length": 5, "output_length": 16777217, "hash_ids": [1]})"),
+      "trace line 1: output_length is 16777217; it must be a whole number of tokens from 1 to 16777216");
+  EXPECT_EQ(said(R"({"timestamp": 0, "input_length": 5, "hash_ids": [1]})"),
+            "trace line 1: output_length is missing; it must be a whole number of tokens from 1 to 16777216");
+  EXPECT_EQ(said(R"({"timestamp": -1, "input_length": 5, "output_length": 1, "hash_ids": [1]})"),
+            "trace line 1: timestamp is -1; it must be a number of milliseconds from 0 to 1099511627776");
+  EXPECT_EQ(said(R"({"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1.5]})"),
+            "trace line 1: hash_ids holds 1.5; each must be a whole number of 64 bits");
+}
+
+TEST(Replay, WhatDoesNotFitTheDeviceTierWithItsOutputIsRefused) {
+  ReplayOptions o;
+  o.device_tokens = 640;
+  o.host_tokens = 0;
+  for (const int lanes : {1, 2}) {
+    o.lanes = lanes;
+    const ReplayReport r = Replay({{0, 500, 140, {1}}, {1, 500, 141, {1}}, {2, 641, 1, {2, 3}}}, o, nullptr);
+    for (const std::string& v : r.violations) ADD_FAILURE() << v;
+    EXPECT_EQ(r.requests, 1);
+    EXPECT_EQ(r.rejected, 2);
+    EXPECT_EQ(r.output_tokens, 140);
+  }
+}
+
 TEST(Replay, EqualBlocksExpandToEqualTokens) {
   TraceRequest a{0, 700, 1, {4, 9}}, b{0, 1024, 1, {4, 8}};
   const auto x = ExpandPrompt(a), y = ExpandPrompt(b);

@@ -88,6 +88,28 @@ std::vector<Verdict> Judge(const PassResult& pass, const Dataset& dataset, const
   return out;
 }
 
+TierVerdict JudgeTier(const PassResult& pass, int64_t least_tokens) {
+  if (pass.name != "l2" && pass.name != "l3") return {};
+  int64_t hits = 0, longest = 0;
+  for (const TurnResult& t : pass.turns) {
+    hits += pass.name == "l2" ? t.answer.cached.host : t.answer.cached.storage;
+    longest = std::max<int64_t>(longest, t.answer.prompt_tokens);
+  }
+  if (hits > 0) return {};
+  if (longest < least_tokens) {
+    return {true,
+            fmt::format("pass {}: no prompt is long enough to hit that tier: the longest has {} tokens, and "
+                        "{} are needed",
+                        pass.name, longest, least_tokens)};
+  }
+  return {false,
+          fmt::format("pass {}: no token came from that tier, so the pass shows nothing; {}", pass.name,
+                      pass.name == "l2"
+                          ? "raise --hicache-ratio or --hicache-size"
+                          : "was its folder filled with this dataset, model and --kv-cache-dtype? Use "
+                            "--hicache-storage-prefetch-policy wait_complete")};
+}
+
 Json VerdictJson(const std::vector<Verdict>& verdicts) {
   Json out = Json::array();
   for (const Verdict& v : verdicts) {

@@ -33,6 +33,15 @@ struct Verdict {
 // hold.
 std::vector<Verdict> Judge(const PassResult& pass, const Dataset& dataset, const Expected& expected);
 
+// A pass that is named after a tier (l2, l3) proves nothing when no token came from that tier.
+struct TierVerdict {
+  bool holds = true;
+  std::string line;  // "" when there were hits, or the pass is named after no tier
+};
+// `least_tokens`: the shortest prompt that can hit that tier. When no prompt has as many, the line says so
+// and the pass holds.
+TierVerdict JudgeTier(const PassResult& pass, int64_t least_tokens);
+
 Json VerdictJson(const std::vector<Verdict>& verdicts);
 std::string VerdictTable(const std::string& pass, const std::vector<Verdict>& verdicts);
 

@@ -64,6 +64,32 @@ TEST(Verdict, SureAnswersAndAgreementHaveTheirBounds) {
   EXPECT_FALSE(Case(16, 10).Holds("agreement"));
 }
 
+TEST(Verdict, APassNamedAfterATierNeedsAHitFromIt) {
+  PassResult pass;
+  pass.turns.resize(2);
+  pass.turns[0].answer.prompt_tokens = 300;
+  pass.turns[0].answer.cached = {64, 0, 0};
+  for (const char* name : {"cold", "warm"}) {
+    pass.name = name;
+    EXPECT_TRUE(JudgeTier(pass, 65).holds);
+    EXPECT_EQ(JudgeTier(pass, 65).line, "");
+  }
+  for (const char* name : {"l2", "l3"}) {
+    pass.name = name;
+    pass.turns[1].answer.cached = {};
+    EXPECT_FALSE(JudgeTier(pass, 300).holds) << name;
+    EXPECT_NE(JudgeTier(pass, 300).line.find(std::string("pass ") + name + ": no token came from that tier"),
+              std::string::npos);
+    EXPECT_TRUE(JudgeTier(pass, 301).holds);
+    EXPECT_NE(JudgeTier(pass, 301).line.find("the longest has 300 tokens, and 301 are needed"),
+              std::string::npos);
+    pass.turns[1].answer.cached = {0, 64, 0};
+    EXPECT_EQ(JudgeTier(pass, 300).holds, pass.name == "l2");
+    pass.turns[1].answer.cached = {0, 0, 64};
+    EXPECT_EQ(JudgeTier(pass, 300).holds, pass.name == "l3");
+  }
+}
+
 TEST(Verdict, FilesThatAreNotExpectationsAreRefused) {
   for (const char* text : {"", "[]", "{}", R"({"core_kinds":[]})",
                            R"({"core_kinds":[],"bf16":{"index":{"buckets":{"512":"0.9"}}}})",

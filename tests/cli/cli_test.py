@@ -190,16 +190,16 @@ class CommandLine(unittest.TestCase):
         scales = 1 + 4 / 16384  # one float32 for 128 x 128 values
         row_bytes = {("fp8_e4m3", "latent"): 512 + 4 * 4 + 64 * 2, ("fp8_e4m3", "index"): 128 + 4,
                      ("bf16", "latent"): 2 * (512 + 64), ("bf16", "index"): 2 * 128}
-        for ranks, weights_dtype in [(8, "fp8"), (16, "fp8"), (32, "bf16")]:
+        for ranks, memory, weights_dtype in [(8, 141, "fp8"), (4, 288, "fp8"), (8, 288, "bf16")]:
             result = run("plan", os.path.join(SOURCE, "tests", "data", "configs", "glm-5.2.json"), "--attn-cp-size", str(ranks),
-                         "--gpu-memory-gb", "141", "--host-gb", "1500", "--storage-gb", "20000", "--weights-dtype", weights_dtype,
+                         "--gpu-memory-gb", str(memory), "--host-gb", "1500", "--storage-gb", "20000", "--weights-dtype", weights_dtype,
                          "--json", "-")
             self.assertEqual(result.returncode, 0, result.stderr)
             plan = json.loads(result.stdout)
             spread = layers + 75 * experts / ranks
             weights = 2 * (embedding + spread) if weights_dtype == "bf16" else 2 * embedding + scales * spread
             self.assertAlmostEqual(plan["weight_bytes_per_rank"] / weights, 1, delta=1e-9)
-            left = 141e9 * 0.9 - weights - 8e9  # activations
+            left = memory * 1e9 * 0.9 - weights - 8e9  # activations
             seen = []
             for row in plan["rows"]:
                 kv, index = row["kv_cache_dtype"], row["index_layers"]
@@ -218,6 +218,39 @@ class CommandLine(unittest.TestCase):
             self.assertGreater(by["fp8_e4m3", "compacted"], 1.75 * by["bf16", "compacted"])
         self.assert_usage_error(run("plan", os.path.join(SOURCE, "tests", "data", "configs", "glm-5.2.json"), "--weights-dtype", "bf16"),
                                 "--gpu-memory-gb: 141 GB x 0.9 leaves nothing for the cache", "take more ranks")
+
+    def test_plan_refuses_what_no_server_can_be_and_what_no_number_can_hold(self):
+        plan = ["plan", os.path.join(SOURCE, "tests", "data", "configs", "glm-5.2.json")]
+        for flag, value, says in [("--host-gb", "-1", "-1 is too small; at least 0"), ("--host-gb", "nan", "'nan' is not a number"),
+                                  ("--host-gb", "1e30", "1e30 is too large; at most 1000000000"),
+                                  ("--storage-gb", "1e10", "1e10 is too large; at most 1000000000"),
+                                  ("--gpu-memory-gb", "1e30", "1e30 is too large; at most 1000000000"),
+                                  ("--gpu-memory-gb", "0", "0 is too small; it must be above 0")]:
+            self.assert_usage_error(run(*plan, flag, value), f"sluice plan: {flag}: {says}\n")
+        largest = run(*plan, "--gpu-memory-gb", "1e9", "--host-gb", "1e9", "--storage-gb", "1e9", "--json", "-")
+        self.assertEqual(largest.returncode, 0, largest.stderr)
+        self.assertTrue(all(row[f"tokens_l{i}"] > 1e12 for row in json.loads(largest.stdout)["rows"] for i in (1, 2, 3)))
+        for shape in (["--attn-cp-size", "8", "--ep-size", "3"], ["--attn-cp-size", "16", "--ep-size", "16"]):
+            said = run(*plan, *shape)
+            served = run("serve", "--tp-size", shape[1], *shape)
+            self.assert_usage_error(said)
+            for line in served.stderr.splitlines()[:1]:
+                self.assert_usage_error(said, line.removeprefix("sluice serve: "))
+
+    def test_a_replay_that_shows_nothing_fails(self):
+        with tempfile.TemporaryDirectory() as folder:
+            empty, long = os.path.join(folder, "empty.jsonl"), os.path.join(folder, "long.jsonl")
+            open(empty, "w").close()
+            with open(long, "w") as f:
+                f.write('{"timestamp": 0, "input_length": 100, "output_length": 100, "hash_ids": [1]}\n')
+            result = run("replay", empty)
+            self.assertEqual((result.returncode, result.stderr), (1, f"sluice replay: {empty}: the trace holds no request, so nothing is shown\n"))
+            result = run("replay", long, "--max-total-tokens", "128")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("sluice replay: all 1 requests (prompt and output) are longer than the device tier of 128 tokens", result.stderr)
+            self.assertEqual(run("replay", long, "--max-total-tokens", "256").returncode, 0)
+        for seeds in ("5..5", "6..5"):
+            self.assert_usage_error(run("simulate", "--seeds", seeds), f"sluice simulate: --seeds: {seeds} holds no seed; ")
 
     def test_closed_output_is_not_a_signal(self):
         process = subprocess.Popen([SLUICE, "serve", "--help"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

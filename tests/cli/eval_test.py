@@ -84,6 +84,11 @@ class EvalTest(unittest.TestCase):
         self.assertEqual((l3["identical_to_cold"], l3["logits_identical_to_cold"]), (1.0, 1.0))
         self.assertGreater(l3["cached_by_tier"]["l3"], 300)
         self.assertTrue(os.listdir(self.path("kv")))
+        # Nobody has filled this one: every answer is right, and nothing is shown.
+        elsewhere = ["--hicache-storage-backend-extra-config", json.dumps({"directory": self.path("empty")})]
+        code, _, err = run(*flags, "--passes", "l3", "--filled", *elsewhere)
+        self.assertEqual(code, 1, err)
+        self.assertIn("sluice eval: pass l3: no token came from that tier, so the pass shows nothing; was its folder filled", err)
         with open(self.path("o.jsonl")) as f:
             lines = [json.loads(line) for line in f]
         lines[0]["logits_hash"] = "0" * 16
