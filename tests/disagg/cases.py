@@ -12,7 +12,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster import Cluster, awake, call, single
+from cluster import Cluster, Process, awake, call, free_port, single
 from faults import Ask, body, expect, pd_info, wait_for
 
 DATA = os.path.join(os.path.dirname(__file__), "../data")
@@ -220,6 +220,60 @@ def full_queues_and_shutdown():
     print(f"  SIGTERM with 8 streams: all ended, exit codes {codes} after {time.time() - began:.1f} s")
 
 
+def two_routers():
+    """Two front doors of the same instances, a queue of 8 and 64 clients, streams and not: every client is answered."""
+    one = single()
+    asks = [{**body(100 + i % 5, i, 12), "stream": i % 2 == 0} for i in range(64)]
+    right = [call(one.url, "/generate", {**a, "stream": False})[1]["output_ids"] for a in asks]
+    one.stop()
+    c = Cluster(common=["--max-running-requests", "2", "--max-queued-requests", "8"], router=["--retries", "0"])
+    words = list(c.router.words)
+    words[words.index("--port") + 1] = str(free_port())
+    other = Process(words, f"{c.folder}/router2.log").wait_ready()
+    for crowd in (asks, asks[:8]):  # more than fits; then what fits, which must all be right
+        at_once = [Ask((c.router, other)[i // 2 % 2].url, a) for i, a in enumerate(crowd)]
+        statuses = []
+        for i, a in enumerate(at_once):
+            status, answer, _ = a.result()
+            statuses.append(status)
+            expect(status in ((200, 429, 503) if len(crowd) == 64 else (200,)), (i, status, answer))
+            if status == 200 and not crowd[i]["stream"]:
+                expect(answer["output_ids"] == right[i], (i, answer["output_ids"], right[i]))
+        c.check_idle()
+        print(f"  {len(crowd)} clients of two routers: { {s: statuses.count(s) for s in set(statuses)} }")
+    expect(other.stop() == 0, "the second router's exit code")
+    c.stop()
+
+
+def ends_inside_accepted_drafts():
+    """A stop string or the last token in the middle of an accepted run ends the answer there, as without drafts."""
+    one = single()
+    c = Cluster(common=["--speculative-algorithm", "NEXTN"])
+    with open(os.path.join(DATA, "eval/ledger_qa.jsonl")) as f:
+        sessions = [json.loads(line)["messages"] for line, _ in zip(f, range(24))]
+    stopped = 0
+    for i, messages in enumerate(sessions):
+        last = max(k for k, m in enumerate(messages) if m["role"] == "user")
+        ask = {"messages": messages[:last + 1], "temperature": 0, "max_tokens": 32, "ignore_eos": True}
+
+        def answer(p, **more):
+            status, a = call(p.url, "/v1/chat/completions", {**ask, **more})
+            expect(status == 200, (status, a))
+            return a["choices"][0]["message"]["content"], a["choices"][0]["finish_reason"], a["usage"]["completion_tokens"]
+
+        text = answer(one)[0]
+        for more in ({"stop": [text[len(text) // 2:][:2]]}, {"max_tokens": 3 + i % 5}):
+            want, got = answer(one, **more), answer(c, **more)
+            expect(got == want, (i, more, got, want))
+            stopped += got[1] == "stop"
+    accepted = counter(c.decodes[0], "spec_accepted_tokens_total")
+    expect(stopped >= 24 and accepted > 100, (stopped, accepted))
+    print(f"  48 ends as without drafts, {stopped} by a stop string; {accepted:.0f} drafts were accepted")
+    c.check_idle()
+    c.stop()
+    one.stop()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", action="store_true")
@@ -230,7 +284,9 @@ def main():
              "random": lambda: clients_that_leave_at_random(200 if o.long else 30),
              "splits": lambda: splits_of_other_sizes(o.long),
              "numbers": lambda: numbers(500 if o.long else 60, 4 if o.long else 2),
-             "full": full_queues_and_shutdown}
+             "full": full_queues_and_shutdown,
+             "routers": two_routers,
+             "drafts": ends_inside_accepted_drafts}
     for name, test in tests.items():
         if o.only and name not in o.only:
             continue
