@@ -109,7 +109,7 @@ def test_after_retractions(expected):
 
 
 def test_with_drafts(expected):
-    with Server([SLUICE, "serve", *FLAGS, "16384", "--speculative-algorithm", "NEXTN"]) as s:
+    with Server([SLUICE, "serve", *FLAGS, "16384", "--speculative-algorithm", "NEXTN", "--speculative-adaptive", "off"]) as s:
         assert answers(s.url) == expected
         assert state(s.url)["forced_tokens_total"] == 0
         drafted = re.search(r"^sluice:spec_accepted_tokens_total\S* (\d+)", s.call("GET", "/metrics")[2].decode(), re.M)

@@ -123,7 +123,8 @@ def main():
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     options = parser.parse_args()
     chunk = ["--chunked-prefill-size", "256"]
-    drafts = ["--speculative-algorithm", "NEXTN"]  # `one` has none: they must not show
+    # `one` has none: they must not show. A fixed length drafts under any load.
+    drafts = ["--speculative-algorithm", "NEXTN", "--speculative-adaptive", "off"]
     gather = ["--cp-kv-exchange", "gather"]
     cp2 = ["--attn-cp-size", "2", "--tp", "2"]
     shapes = [("1P1D tcp", dict(common=["--disaggregation-transfer-backend", "tcp"])),
