@@ -131,11 +131,22 @@ class BatchBench {
     options.dequant_freely = dequant == Dequant::kFaster;
     queue_->Mark(false);
     RETURN_IF_ERROR(loaded_.model->Forward(*queue_, m, *pool_, *buffers_, options));
-    loaded_.model->Logits(*queue_, wanted, *buffers_, timer);
+    Head(wanted, timer);
     queue_->Mark(true);
     queue_->Synchronize();
     device_seconds_ += queue_->MarkedSeconds();
     return queue_->status();
+  }
+
+  // Greedy tokens of these rows, as far as the device takes them.
+  void Head(std::span<const int32_t> rows, StepTimer* timer) {
+    if (!buffers_->on_device()) {
+      loaded_.model->Logits(*queue_, rows, *buffers_, timer);
+      return;
+    }
+    for (size_t i = 0; i < rows.size(); ++i) buffers_->requests[i] = RowRequest{.place = int32_t(i)};
+    loaded_.model->Reduce(*queue_, Model::LogitsKind::kTarget, rows, int64_t(rows.size()), {}, *buffers_,
+                          timer);
   }
 
   bool on_device() const { return buffers_->on_device(); }

@@ -215,7 +215,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   auto foundation = std::make_shared<Foundation>();
   foundation->model = model;
   const bool shared =
-      config.disaggregation_mode == "decode" &&
+      config.disaggregation_mode == "decode" && model->backend->memory() == nullptr &&
       (config.disaggregation_transfer_backend == "auto" || config.disaggregation_transfer_backend == "shm");
   const int64_t device_pages = stack->memory.device_pages_per_lane + 1;
   ASSIGN_OR_RETURN(

@@ -113,30 +113,18 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--disaggregation-mode prefill --disaggregation-transfer-backend tcp",
   });
   rows->push_back({
-      .id = "speculation-cuda",
-      .combination = "--speculative-algorithm with --device cuda",
-      .reason = "the draft layer runs on the CPU backend only",
-      .remedy = "leave the --speculative-... flags out, or use --device cpu; the answers are the same",
+      .id = "disaggregation-shm-cuda",
+      .combination = "--disaggregation-transfer-backend shm with --device cuda",
+      .reason = "pages lie in the device's memory, which another process cannot map",
+      .remedy = "use auto or tcp: pages are staged in pinned host memory",
       .violation =
           [](Config c, Model) {
-            const bool hit = !c.speculative_algorithm.empty() && c.device == "cuda";
-            return hit ? fmt::format("--speculative-algorithm {}", c.speculative_algorithm) : "";
+            const bool hit = c.disaggregation_mode != "null" && c.device == "cuda" &&
+                             c.disaggregation_transfer_backend == "shm";
+            return hit ? "--disaggregation-transfer-backend shm --device cuda" : "";
           },
-      .illegal_example = "--speculative-algorithm NEXTN --device cuda",
-      .legal_example = "--speculative-algorithm NEXTN --device cpu",
-  });
-  rows->push_back({
-      .id = "disaggregation-cuda",
-      .combination = "--disaggregation-mode with --device cuda",
-      .reason = "the transports move host memory",
-      .remedy = "use --device cpu on instances of a disaggregated deployment",
-      .violation =
-          [](Config c, Model) {
-            const bool hit = c.disaggregation_mode != "null" && c.device == "cuda";
-            return hit ? fmt::format("--disaggregation-mode {}", c.disaggregation_mode) : "";
-          },
-      .illegal_example = "--disaggregation-mode prefill --device cuda",
-      .legal_example = "--disaggregation-mode prefill --device cpu",
+      .illegal_example = "--disaggregation-mode prefill --device cuda --disaggregation-transfer-backend shm",
+      .legal_example = "--disaggregation-mode prefill --device cuda --disaggregation-transfer-backend tcp",
   });
   rows->push_back({
       .id = "speculation-tree",

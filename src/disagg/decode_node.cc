@@ -8,6 +8,10 @@ namespace sluice::disagg {
 
 using namespace transfer;  // NOLINT: every name here is one of its
 
+namespace {
+constexpr uint64_t kLandingBytes = 8 << 20;  // what prefill stages at once: seldom is more needed
+}
+
 StatusOr<std::unique_ptr<DecodeNode>> DecodeNode::Start(const NodeOptions& options, const KvLayout& layout,
                                                         const DevicePool& pool, std::function<void()> wake) {
   std::unique_ptr<DecodeNode> node(new DecodeNode(options, layout, pool, std::move(wake)));
@@ -194,10 +198,10 @@ Status DecodeNode::CheckDigests(const Room& room, const Complete& complete) {
         "room {}: self-check: digests of {} pages came, {} pages were reserved; give both sides "
         "--disaggregation-self-check",
         complete.room, complete.page_digests.size(), room.pages.size());
+  std::vector<std::byte> bytes;
   for (size_t i = 0; i < room.pages.size(); ++i) {
     Hasher hasher;
-    for (const KvPiece& piece : layout_.pieces())
-      hasher.Add({pool_.Piece(piece, room.pages[i]), size_t(piece.bytes)});
+    for (const KvPiece& piece : layout_.pieces()) hasher.Add(pool_.Readable(piece, room.pages[i], &bytes));
     if (hasher.Finish() != complete.page_digests[i])
       return Internal(
           "room {}: self-check: page {} of the prompt (page {} here) differs from what prefill sent",
@@ -217,6 +221,7 @@ void DecodeNode::OnClosed(PeerId peer, const Status& why) {
       absl::Status(absl::IsInvalidArgument(why) ? absl::StatusCode::kUnavailable : why.code(),
                    fmt::format("prefill instance {}: {}", name, Message(why)));
   Forget(peer, it->second.address);
+  landings_.erase(peer);
   peers_.erase(it);
   totals_.last_error = std::string(Message(status));
   const Nanos now = Now();
@@ -261,10 +266,46 @@ StatusOr<std::vector<iovec>> DecodeNode::Place(PeerId peer, const BulkHeader& he
     return Invalid("bulk frame of room {}: {} bytes of payload, {} expected for {} layers and {} pages",
                    header.room, header.payload_bytes, bytes * int64_t(header.pages.size()),
                    header.layers.size(), header.pages.size());
+  if (pool_.memory() != nullptr) return PlaceInLanding(peer, header);
   return PagePieces::Of(pool_, header.layers, header.pages);
 }
 
+StatusOr<std::vector<iovec>> DecodeNode::PlaceInLanding(PeerId peer, const BulkHeader& header) {
+  Landing& landing = landings_[peer];
+  if (landing.bytes < header.payload_bytes) {
+    const uint64_t bytes = std::max(header.payload_bytes, kLandingBytes);
+    landing.bytes = 0;
+    landing.memory.reset();
+    ASSIGN_OR_RETURN(landing.memory, pool_.memory()->AllocateShared(int64_t(bytes), "landing of a transfer"));
+    landing.bytes = bytes;
+  }
+  landing.header = header;
+  return std::vector<iovec>{{landing.memory.get(), size_t(header.payload_bytes)}};
+}
+
+Status DecodeNode::CopyLanded(const Landing& landing) {
+  if (copier_ == nullptr) {
+    ASSIGN_OR_RETURN(copier_, pool_.memory()->MakeCopier());
+    RETURN_IF_ERROR(copier_->Bind());
+  }
+  runs_.clear();
+  const std::byte* from = landing.memory.get();
+  for (const iovec& part : PagePieces::Of(pool_, landing.header.layers, landing.header.pages)) {
+    runs_.push_back(
+        {.src = from, .dst = static_cast<std::byte*>(part.iov_base), .bytes = int64_t(part.iov_len)});
+    from += part.iov_len;
+  }
+  return copier_->CopyRuns(runs_);
+}
+
 void DecodeNode::OnBulkDone(PeerId peer, RoomId room, uint64_t bytes) {
+  if (pool_.memory() != nullptr && bytes > 0) {
+    if (!open_.contains(room)) return;  // over, and its pages may be another's
+    if (const Status copied = CopyLanded(landings_.at(peer)); !copied.ok()) {
+      rooms_.Cancel(room, copied, Now());  // more of it may be under way
+      return;
+    }
+  }
   rooms_.OnBytes(peer, room, bytes, Now());
 }
 

@@ -49,6 +49,14 @@ class DecodeNode final : public Node {
     std::vector<PageId> pages;
     Nanos since = 0, abort_since = 0, opened_at = 0;
   };
+  // Where a payload for pages of a device arrives before it is copied there: one is under way a connection.
+  struct Landing {
+    std::shared_ptr<std::byte> memory;
+    uint64_t bytes = 0;
+    transfer::BulkHeader header;
+  };
+  StatusOr<std::vector<iovec>> PlaceInLanding(PeerId peer, const transfer::BulkHeader& header);
+  Status CopyLanded(const Landing& landing);
   PeerId Reach(const std::string& address);
   void Forget(PeerId peer, const std::string& address);
   void TryOpen(RoomId id, Room& room);
@@ -61,6 +69,9 @@ class DecodeNode final : public Node {
   transfer::DecodeRooms rooms_;
   std::unordered_map<RoomId, Room> open_;
   std::unordered_map<std::string, PeerId> by_address_;
+  std::unordered_map<PeerId, Landing> landings_;
+  std::unique_ptr<DeviceCopier> copier_;  // null until a payload needs it
+  std::vector<MemoryRun> runs_;
   NodeStats totals_;
   bool fake_ = false;
 };

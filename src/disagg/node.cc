@@ -73,7 +73,8 @@ Node::Node(const NodeOptions& options, const KvLayout& layout, const DevicePool&
   self_.max_tokens = options.max_tokens;
   self_.max_rooms = uint32_t(options.rooms.max_rooms);
   self_.host_id = HostId();
-  if (options.backend == "auto" || options.backend == "shm") {
+  // Memory of a device is not another process's to map.
+  if (pool.memory() == nullptr && (options.backend == "auto" || options.backend == "shm")) {
     self_.transports.push_back("shm");
     self_.regions.assign(size_t(pool.lanes()), pool.ShareHandle());
   }

@@ -1,6 +1,7 @@
 #include "disagg/prefill_node.h"
 
 #include "base/log.h"
+#include "transfer/staged_tcp_transport.h"
 #include "transfer/tcp_transport.h"
 
 namespace sluice::disagg {
@@ -16,6 +17,7 @@ StatusOr<std::unique_ptr<PrefillNode>> PrefillNode::Start(const NodeOptions& opt
                                                           const DevicePool& pool,
                                                           std::function<void()> wake) {
   std::unique_ptr<PrefillNode> node(new PrefillNode(options, layout, pool, std::move(wake)));
+  RETURN_IF_ERROR(node->MakeTransports());
   if (options.backend != "fake") RETURN_IF_ERROR(node->net_.Listen(options.host, options.bootstrap_port));
   node->StartThread();
   return node;
@@ -23,13 +25,22 @@ StatusOr<std::unique_ptr<PrefillNode>> PrefillNode::Start(const NodeOptions& opt
 
 PrefillNode::PrefillNode(const NodeOptions& options, const KvLayout& layout, const DevicePool& pool,
                          std::function<void()> wake)
-    : Node(options, layout, pool, Role::kPrefill, std::move(wake)), rooms_(layout, options_.rooms) {
+    : Node(options, layout, pool, Role::kPrefill, std::move(wake)), rooms_(layout, options_.rooms) {}
+
+Status PrefillNode::MakeTransports() {
+  const std::string& backend = options_.backend;
+  const bool device = pool_.memory() != nullptr;
   TransportOptions transport;
-  transport.bytes_per_second_max = options.bytes_per_second_max;
+  transport.bytes_per_second_max = options_.bytes_per_second_max;
   transport.on_done = [this] { net_.Wake(); };
-  if (options.backend == "auto" || options.backend == "shm") shm_ = MakeShmTransport(pool, transport);
-  if (options.backend == "auto" || options.backend == "tcp") tcp_ = MakeTcpTransport(pool, &net_, transport);
-  if (options.backend == "fake") fake_ = MakeFakeTransport();
+  if (!device && (backend == "auto" || backend == "shm")) shm_ = MakeShmTransport(pool_, transport);
+  if (device && (backend == "auto" || backend == "tcp")) {
+    ASSIGN_OR_RETURN(tcp_, MakeStagedTcpTransport(pool_, &net_, transport));
+  } else if (backend == "auto" || backend == "tcp") {
+    tcp_ = MakeTcpTransport(pool_, &net_, transport);
+  }
+  if (backend == "fake") fake_ = MakeFakeTransport();
+  return OkStatus();
 }
 
 PrefillNode::~PrefillNode() { StopThread(); }
@@ -73,20 +84,34 @@ void PrefillNode::SetAux(RoomId room, Aux aux) {
   Post([=, this, aux = std::move(aux)]() mutable { rooms_.SetAux(room, std::move(aux), Now()); });
 }
 
-bool PrefillNode::PushEvent(int64_t step, LogicalLayer layer) {
+bool PrefillNode::PushEvent(LayerEvent event) {
   const uint64_t at = events_written_.load(std::memory_order_relaxed);
   if (at - events_read_.load(std::memory_order_acquire) >= kEvents) return false;
-  events_[at % kEvents] = {step, layer};
+  events_[at % kEvents] = std::move(event);
   events_written_.store(at + 1, std::memory_order_release);
   return true;
 }
 
-void PrefillNode::LayerFinal(int64_t step, LogicalLayer layer) {
+void PrefillNode::TellLayer(LayerEvent event) {
   if (watched_forwards_.load(std::memory_order_relaxed) == 0 || !options_.rooms.per_layer) return;
-  if (!PushEvent(step, layer)) return;
+  const LogicalLayer layer = event.layer;
+  if (!PushEvent(std::move(event))) return;
   if (++since_wake_ < options_.rooms.layer_group && layer != layout_.latent_layers().back()) return;
   since_wake_ = 0;
   net_.Wake();
+}
+
+void PrefillNode::LayerFinal(int64_t step, LogicalLayer layer) {
+  TellLayer({.step = step, .layer = layer, .queued = false, .event = nullptr});
+}
+
+bool PrefillNode::EndsGroup(LogicalLayer layer) const {
+  if (watched_forwards_.load(std::memory_order_relaxed) == 0 || !options_.rooms.per_layer) return false;
+  return (layer.value + 1) % options_.rooms.layer_group == 0 || layer == layout_.latent_layers().back();
+}
+
+void PrefillNode::LayerQueued(int64_t step, LogicalLayer layer, std::shared_ptr<DeviceEvent> event) {
+  TellLayer({.step = step, .layer = layer, .queued = true, .event = std::move(event)});
 }
 
 void PrefillNode::ForwardDone(int64_t step, Status status) {
@@ -95,7 +120,7 @@ void PrefillNode::ForwardDone(int64_t step, Status status) {
     std::lock_guard lock(failure_mutex_);
     failures_[step] = std::move(status);
   }
-  while (!PushEvent(step, LogicalLayer())) {
+  while (!PushEvent({.step = step, .layer = {}, .queued = false, .event = nullptr})) {
     if (stopping()) return;
     std::this_thread::yield();
   }
@@ -107,12 +132,20 @@ void PrefillNode::DrainLayers(Nanos now) {
   const uint64_t end = events_written_.load(std::memory_order_acquire);
   RunCommands();  // the forward of every event taken was announced before it
   for (uint64_t at = events_read_.load(std::memory_order_relaxed); at < end; ++at) {
-    const LayerEvent e = events_[at % kEvents];
+    const LayerEvent e = std::move(events_[at % kEvents]);
     events_read_.store(at + 1, std::memory_order_release);
-    if (e.layer.valid()) {
-      rooms_.OnLayerFinal(e.step, e.layer, now);
+    if (e.layer.valid() && e.queued && e.event == nullptr) {
+      behind_.push_back(e.layer);
       continue;
     }
+    if (e.layer.valid()) {
+      if (e.queued && tcp_ != nullptr) tcp_->SetGate(e.event);
+      for (const LogicalLayer layer : std::exchange(behind_, {})) rooms_.OnLayerFinal(e.step, layer, now);
+      rooms_.OnLayerFinal(e.step, e.layer, now);
+      if (e.queued) Perform(now);  // what it posts waits for this event and for no later one
+      continue;
+    }
+    behind_.clear();  // theirs is no event any more: they go with what no hook has told
     Status status;
     {
       std::lock_guard lock(failure_mutex_);
@@ -193,6 +226,7 @@ void PrefillNode::Lost(PeerId peer, const Status& why) {
   const auto it = peers_.find(peer);
   if (it == peers_.end()) return;
   if (it->second.shm) shm_->RemovePeer(peer);
+  if (tcp_ != nullptr) tcp_->RemovePeer(peer);
   net_.Close(peer);
   peers_.erase(it);
 }
@@ -213,11 +247,12 @@ void PrefillNode::Beat(Nanos) {
 
 std::vector<Digest256> PrefillNode::Digests(RoomId room) const {
   std::vector<Digest256> digests;
+  std::vector<std::byte> room_bytes;
   const auto it = timing_.find(room);
   if (it == timing_.end()) return digests;
   for (const auto& [ordinal, page] : it->second.sent) {
     Hasher hasher;
-    for (const KvPiece& piece : layout_.pieces()) hasher.Add({pool_.Piece(piece, page), size_t(piece.bytes)});
+    for (const KvPiece& piece : layout_.pieces()) hasher.Add(pool_.Readable(piece, page, &room_bytes));
     digests.push_back(hasher.Finish());
   }
   return digests;

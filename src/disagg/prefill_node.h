@@ -25,11 +25,16 @@ class PrefillNode final : public Node {
   // Executor thread. LayerFinal never waits: a hook that finds no place is left out, and its layer goes when
   // the forward ends. ForwardDone waits for a place, which takes no longer than the progress thread's turn.
   void LayerFinal(int64_t step, LogicalLayer layer);
+  // Final once a device has passed `event`, or, with null, that of a later layer of the step. An event is
+  // worth recording for layers that end a group while a room follows the forward.
+  bool EndsGroup(LogicalLayer layer) const;
+  void LayerQueued(int64_t step, LogicalLayer layer, std::shared_ptr<DeviceEvent> event);
   void ForwardDone(int64_t step, Status status);
 
  private:
   PrefillNode(const NodeOptions& options, const KvLayout& layout, const DevicePool& pool,
               std::function<void()> wake);
+  Status MakeTransports();
   void OnConnected(PeerId peer, bool incoming) override;
   void OnFrame(PeerId peer, const transfer::ControlMessage& message) override;
   void OnClosed(PeerId peer, const Status& why) override;
@@ -73,14 +78,18 @@ class PrefillNode final : public Node {
   // From the executor, one writer and one reader: the forward thread takes no lock and makes nothing.
   struct LayerEvent {
     int64_t step = 0;
-    LogicalLayer layer;  // not valid(): the forward is over
+    LogicalLayer layer;   // not valid(): the forward is over
+    bool queued = false;  // final behind `event`; null: behind that of a later layer
+    std::shared_ptr<DeviceEvent> event;
   };
-  bool PushEvent(int64_t step, LogicalLayer layer);
+  bool PushEvent(LayerEvent event);
+  void TellLayer(LayerEvent event);
   static constexpr uint64_t kEvents = 8192;
   std::unique_ptr<LayerEvent[]> events_ = std::make_unique<LayerEvent[]>(kEvents);
   std::atomic<uint64_t> events_written_{0}, events_read_{0};
   std::atomic<int64_t> watched_forwards_{0};
-  int32_t since_wake_ = 0;  // executor thread
+  int32_t since_wake_ = 0;            // executor thread
+  std::vector<LogicalLayer> behind_;  // progress thread: queued layers that wait for an event
   std::mutex failure_mutex_;
   std::unordered_map<int64_t, Status> failures_;  // forwards that ended badly
 };

@@ -212,6 +212,10 @@ class PrefillRole final : public PdRole, private StepObserver {
 
  private:
   void LayerFinal(int64_t step, LogicalLayer layer) override { node_->LayerFinal(step, layer); }
+  bool EndsGroup(LogicalLayer layer) override { return node_->EndsGroup(layer); }
+  void LayerQueued(int64_t step, LogicalLayer layer, std::shared_ptr<DeviceEvent> event) override {
+    node_->LayerQueued(step, layer, std::move(event));
+  }
   void StepDone(int64_t step, const Status& status) override { node_->ForwardDone(step, status); }
 
   static Aux MakeAux(const std::vector<OutputEvent>& last) {

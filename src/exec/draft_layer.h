@@ -8,10 +8,17 @@
 #include <cstdint>
 #include <span>
 
+#include "base/reduced_row.h"
 #include "batch/forward_batch.h"
 #include "batch/hidden_rows.h"
 
 namespace sluice {
+
+// What came of rows of logits that stayed where they are: one of each for a request.
+struct LogitsAnswers {
+  const ReducedRow* reduced = nullptr;
+  const RowCandidate* candidates = nullptr;  // [requests, kMostCandidates]
+};
 
 class DraftLayer {
  public:
@@ -33,6 +40,14 @@ class DraftLayer {
   // the states that a further pass takes.
   virtual const float* DraftLogits(std::span<const int32_t> rows) = 0;
   virtual void DraftHidden(std::span<const int32_t> rows, float* out) = 0;
+  // Whether logits lie where they can be reduced. Then, in the place of DraftLogits: the answers to requests
+  // about `rows` (place: an index into them), valid until the next call, and the logits of one of the rows.
+  virtual bool Reduces() const { return false; }
+  virtual LogitsAnswers ReduceDraft(std::span<const int32_t> /*rows*/,
+                                    std::span<const RowRequest> /*requests*/) {
+    return {};
+  }
+  virtual const float* FetchLogits(int32_t /*place*/) { return nullptr; }
 };
 
 }  // namespace sluice

@@ -223,6 +223,22 @@ void Drafter::Weigh(const ForwardBatch& batch, const SampleRow& row, int32_t pla
   }
 }
 
+// Asks about proposals [begin, begin + n) at rows_; false: whole rows are needed.
+bool Drafter::AskReduced(size_t begin, size_t n) {
+  if (!layer_->Reduces()) return false;
+  requests_.clear();
+  for (size_t i = 0; i < n; ++i) {
+    const SampleRow& p = proposals_[begin + i];
+    if (!sampler_->TakesReduced(p)) return false;
+    RowRequest& r = requests_.emplace_back(sampler_->RequestFor(p));
+    r.place = int32_t(i);
+    r.hash = false;
+    r.near = true;
+  }
+  answers_ = layer_->ReduceDraft(rows_, requests_);
+  return true;
+}
+
 // One row a slot and pass: the first makes the newest token's final row, the others stand on guesses.
 Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
   seqs_.clear();
@@ -252,6 +268,7 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
     states_.insert(states_.end(), Hidden(seq.slot, 0), Hidden(seq.slot, 0) + width_);
     SampleRow& p = proposals_.emplace_back(resolved.samples[at]);
     p.position = slot.position;
+    p.top_logprobs = -1;
     slot.count = 0;
     most = std::max(most, seq.draft_next);
   }
@@ -264,13 +281,24 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
       const size_t n = std::min(seqs_.size() - begin, size_t(max_logits_rows_));
       rows_.resize(n);
       for (size_t i = 0; i < n; ++i) rows_[i] = int32_t(begin + i);
-      const float* logits = layer_->DraftLogits(rows_);
       for (size_t i = 0; i < n; ++i) {
         SampleRow& p = proposals_[begin + i];
         ++p.position;
         p.suppress_stop = p.position < p.stop_from;
+      }
+      const bool reduced = AskReduced(begin, n);
+      const float* logits = reduced ? nullptr : layer_->DraftLogits(rows_);
+      for (size_t i = 0; i < n; ++i) {
+        const SampleRow& p = proposals_[begin + i];
         float share = 0;
-        const int32_t token = sampler_->Propose(p, logits + int64_t(i) * sampler_->vocab_size(), &share);
+        int32_t token = -1;
+        if (!reduced) {
+          token = sampler_->Propose(p, logits + int64_t(i) * sampler_->vocab_size(), &share);
+        } else if (!sampler_->ProposeReduced(p, answers_.reduced[i],
+                                             answers_.candidates + i * size_t(kMostCandidates), &token,
+                                             &share)) {
+          token = sampler_->Propose(p, layer_->FetchLogits(int32_t(i)), &share);
+        }
         row_tokens_[begin + i] = std::max(0, token);
         *Drafted(seqs_[begin + i].slot, pass) = row_tokens_[begin + i];
         Weigh(batch, p, pass, share);

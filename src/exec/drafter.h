@@ -69,6 +69,7 @@ class Drafter {
   Status FillExtends(const ForwardBatch& resolved, std::span<const int32_t> tokens);
   Status FillPending(const ForwardBatch& batch);
   Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved);
+  bool AskReduced(size_t begin, size_t n);
   Status FlushRows(std::span<const PageId> pages);
   float* Share(SlotId slot, int32_t i) {
     return &shares_[size_t(slot.value) * size_t(max_tokens_) + size_t(i)];
@@ -92,6 +93,8 @@ class Drafter {
   std::vector<float> states_;
   std::vector<BatchSeq> seqs_;
   std::vector<SampleRow> proposals_;
+  std::vector<RowRequest> requests_;
+  LogitsAnswers answers_;
 };
 
 }  // namespace sluice

@@ -142,13 +142,19 @@ void ModelRunner::SampleRows(const ForwardBatch& batch, StepResult* result) {
     // Neighbouring samples of one row (the choices of a request) share its logits.
     logits_rows_.clear();
     size_t end = first;
-    while (end < n) {
+    const bool reduces = ranks_->Reduces();
+    while (end < n && !(reduces && end - first == max_logits_rows_)) {
       const int32_t row = batch.samples[end].row;
       if (logits_rows_.empty() || logits_rows_.back() != row) {
         if (logits_rows_.size() == max_logits_rows_) break;
         logits_rows_.push_back(row);
       }
       ++end;
+    }
+    if (reduces) {
+      SampleReduced({&batch.samples[first], end - first}, first, result);
+      first = end;
+      continue;
     }
     const float* logits = nullptr;
     {
@@ -166,6 +172,43 @@ void ModelRunner::SampleRows(const ForwardBatch& batch, StepResult* result) {
   }
 }
 
+void ModelRunner::SampleReduced(std::span<const SampleRow> samples, size_t first, StepResult* result) {
+  requests_.clear();
+  whole_rows_.clear();
+  size_t at = 0;
+  for (const SampleRow& sample : samples) {
+    if (logits_rows_[at] != sample.row) ++at;
+    const auto place = int32_t(at);
+    if (sampler_.TakesReduced(sample)) {
+      requests_.push_back(sampler_.RequestFor(sample));
+      requests_.back().place = place;
+    } else if (whole_rows_.empty() || whole_rows_.back() != place) {
+      whole_rows_.push_back(place);
+    }
+  }
+  LogitsAnswers answers;
+  {
+    const Timed timed(&times_.logits);
+    answers = ranks_->Reduce(logits_rows_, requests_, whole_rows_);
+  }
+  const Timed timed(&times_.sampling);
+  at = 0;
+  size_t answer = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const SampleRow& sample = samples[i];
+    SampledToken* out = &result->samples[first + i];
+    if (logits_rows_[at] != sample.row) ++at;
+    const bool reduced = sampler_.TakesReduced(sample);
+    const size_t mine = answer;
+    answer += reduced ? 1 : 0;
+    if (!verifier_.Wanted(sample, out)) continue;
+    if (!reduced || !sampler_.SampleReduced(sample, answers.reduced[mine],
+                                            answers.candidates + mine * size_t(kMostCandidates), out))
+      sampler_.Sample(sample, ranks_->FetchLogits(int32_t(at)), out);
+    verifier_.Drawn(sample, *out);
+  }
+}
+
 void ModelRunner::WaitReadable(LogicalLayer layer) {
   if (copies_ != nullptr) copies_->WaitLoaded(layer);
 }
@@ -173,7 +216,11 @@ void ModelRunner::WaitReadable(LogicalLayer layer) {
 void ModelRunner::LayerFinal(LogicalLayer layer) {
   SLUICE_DCHECK(copies_ == nullptr || copies_->Loaded(layer),
                 "layer {} was read before its pages had arrived", layer.value);
-  if (observer_ != nullptr) observer_->LayerFinal(step_, layer);
+  if (observer_ == nullptr) return;
+  // Several ranks have waited for their queues before this; one queue goes on.
+  if (!ranks_->on_device() || ranks_->ranks() > 1 || layer == model_.config().draft_layer())
+    return observer_->LayerFinal(step_, layer);
+  observer_->LayerQueued(step_, layer, observer_->EndsGroup(layer) ? ranks_->queue().RecordEvent() : nullptr);
 }
 
 }  // namespace sluice

@@ -28,6 +28,11 @@ class StepObserver {
   virtual ~StepObserver() = default;
   // Every row of this layer that the step's sequences have, cached ones included, is final.
   virtual void LayerFinal(int64_t step, LogicalLayer layer) = 0;
+  // The same once a device has passed `event`; null: once it has passed that of a later layer of the step, or
+  // LayerFinal has come for one. An event is recorded for layers that end a group: one for all that the batch
+  // holds.
+  virtual bool EndsGroup(LogicalLayer) { return true; }
+  virtual void LayerQueued(int64_t step, LogicalLayer layer, std::shared_ptr<DeviceEvent> event) = 0;
   // Nothing of the step reads or writes pages any more.
   virtual void StepDone(int64_t step, const Status& status) = 0;
 };
@@ -65,6 +70,8 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   void ResolveTokens(const ForwardBatch& batch);
   void CheckRows(const ForwardBatch& batch, StepResult* result);
   void SampleRows(const ForwardBatch& batch, StepResult* result);
+  // samples [first, end) of the batch, whose rows are logits_rows_, where logits stay on the device.
+  void SampleReduced(std::span<const SampleRow> samples, size_t first, StepResult* result);
   Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved, StepResult* result);
   void WaitReadable(LogicalLayer layer) override;
   void LayerFinal(LogicalLayer layer) override;
@@ -82,6 +89,8 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   ForwardOptions forward_;
   std::vector<int32_t> tokens_;       // [max_rows] ids of the step's rows
   std::vector<int32_t> logits_rows_;  // rows of one Logits call
+  std::vector<int32_t> whole_rows_;   // places of one Reduce call that are needed whole
+  std::vector<RowRequest> requests_;
   RunnerTimes times_;
   StepObserver* const observer_;
   int64_t step_ = 0;

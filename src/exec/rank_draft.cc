@@ -41,10 +41,9 @@ void RankGroup::FinalHidden(std::span<const int32_t> batch_rows, float* out) {
   const int64_t width = model_.config().hidden;
   CountStates(batch_rows);
   Collect(batch_rows, split_.where(), width, out, [&](RankState& rank) {
-    rank.hidden.resize(std::max(rank.hidden.size(), rank.logits_rows.size() * size_t(width)));
-    model_.FinalHidden(*rank.queue, rank.logits_rows, *rank.buffers, rank.hidden.data());
-    rank.queue->Synchronize();
-    return rank.hidden.data();
+    return rank.HostStates(width, [&](std::span<const int32_t> rows, float* to) {
+      model_.FinalHidden(*rank.queue, rows, *rank.buffers, to);
+    });
   });
 }
 
@@ -60,11 +59,12 @@ Status RankGroup::RankState::DraftPass(const Model& model, const DevicePool& poo
     RETURN_IF_ERROR(pages->Begin(pass, &batch));
     with.hooks = draft_hooks.get();
   }
-  const RankHidden own(hidden.data(), batch.rows, model.config().hidden);
+  const RankHidden own(States(0, 0), batch.rows, model.config().hidden);
   const Status done = model.DraftForward(*queue, batch, own, pool, *buffers, with);
   if (pages != nullptr) pages->End();
   queue->Synchronize();
-  return done;
+  RETURN_IF_ERROR(done);
+  return queue->status();
 }
 
 Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> next_token) {
@@ -94,8 +94,7 @@ Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> 
       rank.draft_seqs.push_back(d);
     }
     if (rank.draft_seqs.empty()) return;
-    rank.hidden.resize(std::max(rank.hidden.size(), rank.tokens.size() * size_t(width)));
-    model_.FinalHidden(*rank.queue, rank.logits_rows, *rank.buffers, rank.hidden.data());
+    model_.FinalHidden(*rank.queue, rank.logits_rows, *rank.buffers, rank.States(rank.tokens.size(), width));
     const auto tables = rank.tables->Build(rank.draft_seqs, batch.pages, rank.tokens,
                                            model_.config().vocab_size, /*slot_shift=*/1);
     if (!tables.ok()) {
@@ -142,7 +141,7 @@ Status RankGroup::DraftRows(std::span<const BatchSeq> seqs, std::span<const Page
   }
   RunOnAll([&](RankState& rank) {
     if (rank.draft_seqs.empty()) return;
-    rank.hidden.resize(std::max(rank.hidden.size(), rank.tokens.size() * size_t(width)));
+    float* const states = rank.States(rank.tokens.size(), width);
     for (size_t i = 0; i < rank.logits_rows.size(); ++i)
       std::memcpy(&rank.hidden[i * size_t(width)], hidden.at(cp::GlobalRow(rank.logits_rows[i])),
                   size_t(width) * sizeof(float));
@@ -152,6 +151,8 @@ Status RankGroup::DraftRows(std::span<const BatchSeq> seqs, std::span<const Page
       rank.status = tables.status();
       return;
     }
+    if (rank.buffers->on_device())
+      rank.queue->Upload(states, rank.hidden.data(), int64_t(rank.tokens.size()) * width * 4);
     ForwardOptions options;
     options.kv_only = kv_only;
     if (!carried.empty()) {
@@ -180,11 +181,18 @@ const float* RankGroup::DraftLogits(std::span<const int32_t> rows) {
   });
 }
 
+LogitsAnswers RankGroup::ReduceDraft(std::span<const int32_t> rows, std::span<const RowRequest> requests) {
+  RankState& rank = *ranks_[0];
+  rank.logits_rows.clear();
+  for (const int32_t row : rows) rank.logits_rows.push_back(draft_where_[size_t(row)].row);
+  return Answers(Model::LogitsKind::kDraft, requests, {}, nullptr);
+}
+
 void RankGroup::DraftHidden(std::span<const int32_t> rows, float* out) {
   Collect(rows, draft_where_, model_.config().hidden, out, [&](RankState& rank) {
-    model_.DraftHidden(*rank.queue, rank.logits_rows, *rank.buffers, rank.hidden.data());
-    rank.queue->Synchronize();
-    return static_cast<const float*>(rank.hidden.data());
+    return rank.HostStates(model_.config().hidden, [&](std::span<const int32_t> own, float* to) {
+      model_.DraftHidden(*rank.queue, own, *rank.buffers, to);
+    });
   });
 }
 

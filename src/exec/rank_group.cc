@@ -25,6 +25,8 @@ void RankGroup::Hooks::WaitReadable(LogicalLayer layer) {
 void RankGroup::Hooks::LayerFinal(LogicalLayer layer) {
   LayerHooks* hooks = group_.options_in_->hooks;
   if (hooks == nullptr) return;
+  // One queue's order tells others nothing of another one's.
+  if (group_.ranks() > 1 && hooks->Active()) rank_.queue->Synchronize();
   std::atomic<int32_t>& arrived = group_.layer_arrivals_[size_t(layer.value)];
   if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != group_.ranks()) return;
   arrived.store(0, std::memory_order_relaxed);
@@ -321,6 +323,41 @@ const float* RankGroup::Logits(std::span<const int32_t> batch_rows) {
         rank.queue->Synchronize();
         return own;
       });
+}
+
+bool RankGroup::on_device() const { return ranks_[0]->buffers->on_device(); }
+
+bool RankGroup::Reduces() const { return ranks() == 1 && on_device(); }
+
+LogitsAnswers RankGroup::Answers(Model::LogitsKind kind, std::span<const RowRequest> requests,
+                                 std::span<const int32_t> whole, StepTimer* timer) {
+  RankState& rank = *ranks_[0];
+  ModelBuffers& b = *rank.buffers;
+  SLUICE_CHECK(int64_t(requests.size()) <= b.limits().max_logits_rows, "{} requests about {} logits rows",
+               requests.size(), b.limits().max_logits_rows);
+  std::copy(requests.begin(), requests.end(), b.requests);
+  model_.Reduce(*rank.queue, kind, rank.logits_rows, int64_t(requests.size()), whole, b, timer);
+  rank.queue->Synchronize();
+  fetched_.assign(whole.begin(), whole.end());
+  return {b.reduced, b.candidates};
+}
+
+LogitsAnswers RankGroup::Reduce(std::span<const int32_t> batch_rows, std::span<const RowRequest> requests,
+                                std::span<const int32_t> whole) {
+  RankState& rank = *ranks_[0];
+  rank.logits_rows.clear();
+  for (const int32_t row : batch_rows) rank.logits_rows.push_back(split_.Where(row).row);
+  return Answers(Model::LogitsKind::kTarget, requests, whole, rank.options.timer);
+}
+
+const float* RankGroup::FetchLogits(int32_t place) {
+  RankState& rank = *ranks_[0];
+  if (std::find(fetched_.begin(), fetched_.end(), place) != fetched_.end())
+    return rank.buffers->host_logits + int64_t(place) * model_.config().vocab_size;
+  const float* logits = model_.FetchLogits(*rank.queue, place, *rank.buffers);
+  rank.queue->Synchronize();
+  fetched_.push_back(place);
+  return logits;
 }
 
 bool RankGroup::RowFinite(int32_t batch_row) const {

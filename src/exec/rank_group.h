@@ -58,6 +58,15 @@ class RankGroup final : public DraftLayer {
   // Logits of rows of the last Forward's batch: [rows.size(), vocab], valid until the next call.
   // REQUIRES rows.size() <= limits.max_logits_rows.
   const float* Logits(std::span<const int32_t> batch_rows);
+  // In the place of Logits where Reduces(): the rows stay on the device; answers to requests about them
+  // (place: an index into batch_rows) come back, and of the places in `whole` the logits, too: FetchLogits
+  // then costs nothing. Valid until the next call. REQUIRES both lists <= limits.max_logits_rows.
+  bool Reduces() const override;
+  LogitsAnswers Reduce(std::span<const int32_t> batch_rows, std::span<const RowRequest> requests,
+                       std::span<const int32_t> whole);
+  const float* FetchLogits(int32_t place) override;
+  LogitsAnswers ReduceDraft(std::span<const int32_t> rows, std::span<const RowRequest> requests) override;
+  bool on_device() const;
 
   // Whether the residual stream of a row of the last Forward's batch holds numbers only.
   bool RowFinite(int32_t batch_row) const;
@@ -97,6 +106,8 @@ class RankGroup final : public DraftLayer {
   void RunOnAll(const std::function<void(RankState&)>& work);
   Status ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens);
   Status MakePages();
+  LogitsAnswers Answers(Model::LogitsKind kind, std::span<const RowRequest> requests,
+                        std::span<const int32_t> whole, StepTimer* timer);
   void CountBytes(const ForwardBatch& batch);
   // Of a draft pass that `rank` has run; with_reads: what it read in place counts, too. moved_before: its
   // BytesMoved() at the start.
@@ -116,6 +127,7 @@ class RankGroup final : public DraftLayer {
   std::vector<std::atomic<int32_t>> layer_arrivals_;
   ForwardOptions* options_in_ = nullptr;
   std::vector<float> logits_;                // [max_logits_rows, vocab], only with several ranks
+  std::vector<int32_t> fetched_;             // places of the last Reduce whose logits are on the host
   std::vector<RankRow> draft_where_;         // rows of the last DraftRows
   std::unique_ptr<ExpertExchange> experts_;  // null: each rank computes all experts of its rows
   std::atomic<int64_t> bytes_moved_{0}, draft_bytes_moved_{0}, pages_in_place_{0}, chunks_ahead_{0};

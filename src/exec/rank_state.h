@@ -1,7 +1,9 @@
 // What one rank of a group owns. Private to rank_group.cc and rank_draft.cc.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -55,6 +57,29 @@ struct RankGroup::RankState {
   ForwardOptions options;
   Status status;
   std::vector<float> hidden;  // [valid rows, hidden] states of FillDraft, or of its DraftRows
+  // Where ops read and write them: `hidden` itself, grown to `rows`, or the buffers of a device.
+  float* States(size_t rows, int64_t width) {
+    hidden.resize(std::max(hidden.size(), rows * size_t(width)));
+    return buffers->on_device() ? buffers->draft_hidden : hidden.data();
+  }
+  // Brings what make(rows, out) writes for logits_rows to `hidden`.
+  template <typename Make>
+  const float* HostStates(int64_t width, const Make& make) {
+    const std::span<const int32_t> rows(logits_rows);
+    float* const out = States(rows.size(), width);
+    if (!buffers->on_device()) {
+      make(rows, out);
+    } else {
+      const auto most = size_t(buffers->limits().max_rows);
+      for (size_t at = 0; at < rows.size(); at += most) {
+        const auto part = rows.subspan(at, std::min(most, rows.size() - at));
+        make(part, out);
+        queue->Download(hidden.data() + at * size_t(width), out, int64_t(part.size()) * width * 4);
+      }
+    }
+    queue->Synchronize();
+    return hidden.data();
+  }
   std::vector<BatchSeq> draft_seqs;
   std::vector<int32_t> carried;  // rows of the DraftRows before, for its rows
   int64_t BytesMoved() const {

@@ -123,6 +123,15 @@ std::byte* DevicePool::Piece(const KvPiece& piece, PageId page) const {
   return piece.component == KvComponent::kLatent ? Latent(piece.layer, page) : Index(piece.layer, page);
 }
 
+std::span<const std::byte> DevicePool::Readable(const KvPiece& piece, PageId page,
+                                                std::vector<std::byte>* room) const {
+  const std::byte* at = Piece(piece, page);
+  if (memory_ == nullptr) return {at, size_t(piece.bytes)};
+  room->resize(size_t(piece.bytes));
+  memory_->Copy(room->data(), at, piece.bytes);
+  return *room;
+}
+
 std::byte* DevicePool::LatentSlab(LogicalLayer layer, int32_t lane) const {
   const CompactLayer slot = layout_.LatentSlot(layer);
   SLUICE_DCHECK(slot.valid() && lane >= 0 && lane < lanes_);

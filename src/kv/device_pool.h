@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,8 @@ class DevicePool {
   std::byte* Latent(LogicalLayer layer, PageId page) const;  // latent_page_bytes()
   std::byte* Index(LogicalLayer layer, PageId page) const;   // index_page_bytes(); layer must own index K
   std::byte* Piece(const KvPiece& piece, PageId page) const;
+  // A piece where the host reads it: itself, or a copy in `room`.
+  std::span<const std::byte> Readable(const KvPiece& piece, PageId page, std::vector<std::byte>* room) const;
   // Start of the slab of one lane, for kernels that address pages themselves: block i is local page i.
   std::byte* LatentSlab(LogicalLayer layer, int32_t lane) const;
   std::byte* IndexSlab(LogicalLayer layer, int32_t lane) const;

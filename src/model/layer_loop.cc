@@ -9,7 +9,8 @@
 namespace sluice {
 namespace {
 constexpr float kIndexNormEps = 1e-6f;  // of the indexer's LayerNorm in all published implementations
-}
+constexpr int64_t kVerifyRows = 8;      // of a sequence in a step that decodes or verifies drafts
+}  // namespace
 
 // What one forward carries from layer to layer.
 struct Model::Pass {
@@ -19,6 +20,7 @@ struct Model::Pass {
   ModelBuffers& b;
   ForwardOptions& options;
   bool has_selection = false;
+  const int32_t* carried = nullptr;  // options.carried_selection where the backend's ops read it
 };
 
 Status Model::Forward(ops::Queue& queue, const ModelBatch& batch, const DevicePool& pool,
@@ -27,23 +29,43 @@ Status Model::Forward(ops::Queue& queue, const ModelBatch& batch, const DevicePo
     return Internal("forward of {} rows and context {} exceeds the planned {} and {}", batch.rows,
                     batch.max_context, buffers.limits().max_rows, buffers.limits().max_context);
   }
-  ModelBatch placed = buffers.Place(queue, batch);
+  const ModelBatch placed = buffers.Place(queue, batch);
   options.verify_failed_row = -1;
+  return Recorded(queue, batch, placed, pool, buffers, options, /*kind=*/0,
+                  [&](const ModelBatch& rows) { return RunLayers(queue, rows, pool, buffers, options); });
+}
+
+template <typename Run>
+Status Model::Recorded(ops::Queue& queue, const ModelBatch& batch, const ModelBatch& at,
+                       const DevicePool& pool, ModelBuffers& buffers, ForwardOptions& options, int64_t kind,
+                       const Run& run) const {
   const bool alone = options.hooks == nullptr || !options.hooks->Active();
   if (!buffers.on_device() || !alone || options.timer != nullptr || options.index_gap != nullptr)
-    return RunLayers(queue, placed, pool, buffers, options);
+    return run(at);
   // The grids of a recorded pass hold for a range of contexts; the tables tell each row its own.
+  ModelBatch placed = at;
   placed.max_context = ContextRange(batch.max_context, buffers.limits().max_context);
   placed.seqs.max_context = placed.max_context + batch.seqs.slot_shift;
-  const ops::ReplayKey key = {
-      batch.rows, batch.seqs.seqs, placed.max_context, batch.seqs.slot_shift,
-      // The pages that may be dequantised as a whole; a decoding step has few rows.
-      options.dequant_only_topk && batch.rows == batch.seqs.seqs ? 0 : batch.seqs.num_pages,
-      int64_t(reinterpret_cast<intptr_t>(&pool)), int64_t(reinterpret_cast<intptr_t>(&buffers)), 0};
-  if (queue.Replay(key)) return OkStatus();
-  const bool recording = queue.Record(key, batch.rows);
-  const Status status = RunLayers(queue, placed, pool, buffers, options);
-  if (recording) queue.EndRecord();
+  // A decoding or verifying step has few rows: no pages of it are dequantised as a whole, so that its
+  // recording does not follow from their number.
+  const bool few = batch.rows <= kVerifyRows * batch.seqs.seqs;
+  const bool freely = options.dequant_freely;
+  options.dequant_freely = freely && !few;
+  const ops::ReplayKey key = {batch.rows,
+                              batch.seqs.seqs,
+                              placed.max_context,
+                              batch.seqs.slot_shift,
+                              options.dequant_only_topk && few ? 0 : batch.seqs.num_pages,
+                              int64_t(reinterpret_cast<intptr_t>(&pool)),
+                              int64_t(reinterpret_cast<intptr_t>(&buffers)),
+                              kind};
+  Status status;
+  if (!queue.Replay(key)) {
+    const bool recording = queue.Record(key, batch.rows);
+    status = run(placed);
+    if (recording) queue.EndRecord();
+  }
+  options.dequant_freely = freely;
   return status;
 }
 
@@ -253,7 +275,7 @@ void Model::SelectRows(Pass& pass, const Layer& l) const {
   const ModelBatch& batch = pass.batch;
   ModelBuffers& b = pass.b;
   StepTimer* timer = pass.options.timer;
-  if (pass.options.carried_selection != nullptr) return CarrySelection(pass);
+  if (pass.carried != nullptr) return CarrySelection(pass);
   // Up to topk positions are all chosen without a score: the index key is stored above, the query is not
   // needed.
   const bool scores = batch.max_context > c.index.topk;
@@ -297,24 +319,16 @@ void Model::SelectRows(Pass& pass, const Layer& l) const {
   }
 }
 
-// Positions, not places in the pool: what a later draft row of the sequence takes over as it is. A row that
-// sees no more than topk positions takes them all.
+// Positions, not places in the pool: what a later draft row of the sequence takes over as it is.
 void Model::CarrySelection(Pass& pass) const {
-  ModelBuffers& b = pass.b;
-  const int64_t topk = config_.index.topk;
-  SLUICE_CHECK(!b.on_device(), "selections are carried in host memory");
-  for (int64_t row = 0; row < pass.batch.rows; ++row) {
-    const int64_t from = pass.options.carried_selection[row], seen = int64_t(pass.batch.positions[row]) + 1;
-    SLUICE_CHECK(from >= row, "row {} takes the selection of row {}", row, from);
-    int32_t* selected = b.selected + row * topk;
-    if (seen <= topk) {
-      for (int64_t i = 0; i < topk; ++i) selected[i] = i < seen ? int32_t(i) : -1;
-      b.selected_count[row] = int32_t(seen);
-      continue;
-    }
-    std::memmove(selected, b.selected + from * topk, size_t(topk) * sizeof(int32_t));
-    b.selected_count[row] = b.selected_count[from];
-  }
+  ops::CarrySelectionArgs c;
+  c.rows = pass.batch.rows;
+  c.topk = config_.index.topk;
+  c.from = pass.carried;
+  c.positions = pass.batch.positions;
+  c.selected = pass.b.selected;
+  c.selected_count = pass.b.selected_count;
+  backend_.CarrySelection(pass.queue, c);
   pass.has_selection = true;
 }
 
@@ -452,8 +466,8 @@ void Model::NormRows(ops::Queue& queue, std::span<const int32_t> rows, const ops
   }
 }
 
-const float* Model::Head(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& norm,
-                         ModelBuffers& b, StepTimer* timer) const {
+void Model::Head(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& norm, ModelBuffers& b,
+                 StepTimer* timer) const {
   SLUICE_CHECK(int64_t(rows.size()) <= b.limits().max_logits_rows, "{} logits rows of {}", rows.size(),
                b.limits().max_logits_rows);
   ZoneScope zone(timer, Zone::kLogits);
@@ -464,14 +478,40 @@ const float* Model::Head(ops::Queue& queue, std::span<const int32_t> rows, const
   a.x = b.logits_h;
   a.y = b.logits;
   backend_.Apply(queue, a);
+}
+
+const float* Model::HostLogits(ops::Queue& queue, int64_t rows, ModelBuffers& b, StepTimer* timer) const {
   if (!b.on_device()) return b.logits;
-  queue.Download(b.host_logits, b.logits, int64_t(rows.size()) * config_.vocab_size * 4);
+  ZoneScope zone(timer, Zone::kLogits);
+  queue.Download(b.host_logits, b.logits, rows * config_.vocab_size * 4);
   return b.host_logits;
+}
+
+void Model::Reduce(ops::Queue& queue, LogitsKind kind, std::span<const int32_t> rows, int64_t requests,
+                   std::span<const int32_t> whole, ModelBuffers& b, StepTimer* timer) const {
+  Head(queue, rows, kind == LogitsKind::kDraft ? draft_->head_norm : final_norm_, b, timer);
+  ZoneScope zone(timer, Zone::kLogits);
+  ops::ReduceRowsArgs r;
+  r.requests = requests;
+  r.vocab = config_.vocab_size;
+  r.logits = b.logits;
+  r.request = b.requests;
+  r.out = b.reduced;
+  r.candidates = b.candidates;
+  backend_.ReduceRows(queue, r);
+  for (const int32_t place : whole) FetchLogits(queue, place, b);
+}
+
+const float* Model::FetchLogits(ops::Queue& queue, int32_t place, ModelBuffers& b) const {
+  const int64_t at = int64_t(place) * config_.vocab_size;
+  queue.Download(b.host_logits + at, b.logits + at, config_.vocab_size * 4);
+  return b.host_logits + at;
 }
 
 const float* Model::Logits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b,
                            StepTimer* timer) const {
-  return Head(queue, rows, final_norm_, b, timer);
+  Head(queue, rows, final_norm_, b, timer);
+  return HostLogits(queue, int64_t(rows.size()), b, timer);
 }
 
 void Model::FinalHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b, float* out) const {
@@ -492,36 +532,49 @@ Status Model::DraftForward(ops::Queue& queue, const ModelBatch& batch, RankHidde
                     hidden.rows(), hidden.width());
   }
   const ModelBatch placed = b.Place(queue, batch);
-  Pass pass{queue, placed, pool, b, options};
   options.verify_failed_row = -1;
+  const int32_t* carried = options.carried_selection == nullptr
+                               ? nullptr
+                               : b.PlaceRows(queue, {options.carried_selection, size_t(batch.rows)});
+  const int64_t kind = 1 + int64_t(options.kv_only) * 2 + int64_t(carried != nullptr) * 4;
+  return Recorded(queue, batch, placed, pool, b, options, kind, [&](const ModelBatch& rows) {
+    Pass pass{queue, rows, pool, b, options};
+    pass.carried = carried;
+    return RunDraft(pass, hidden);
+  });
+}
+
+Status Model::RunDraft(Pass& pass, RankHidden hidden) const {
+  ModelBuffers& b = pass.b;
   Embed(pass);
   // [norm of the embedding | norm of the hidden state], side by side.
   const size_t half = size_t(config_.hidden * SizeOf(backend_.info().act));
   ops::RmsNormArgs n;
-  n.rows = batch.rows;
+  n.rows = pass.batch.rows;
   n.dim = config_.hidden;
   n.eps = config_.rms_eps;
   n.y_ld = 2 * config_.hidden;
   n.x = b.x;
   n.weight = draft_->embedding_norm.data();
   n.y_act = b.draft_in;
-  backend_.RmsNorm(queue, n);
+  backend_.RmsNorm(pass.queue, n);
   n.x = hidden.data();
   n.weight = draft_->hidden_norm.data();
   n.y_act = static_cast<std::byte*>(b.draft_in) + half;
-  backend_.RmsNorm(queue, n);
+  backend_.RmsNorm(pass.queue, n);
   ops::LinearArgs a;
   a.weight = draft_->combine.get();
-  a.rows = batch.rows;
+  a.rows = pass.batch.rows;
   a.x = b.draft_in;
   a.y = b.x;
-  backend_.Apply(queue, a);
+  backend_.Apply(pass.queue, a);
   return RunLayer(pass, *draft_->layer);
 }
 
 const float* Model::DraftLogits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b,
                                 StepTimer* timer) const {
-  return Head(queue, rows, draft_->head_norm, b, timer);
+  Head(queue, rows, draft_->head_norm, b, timer);
+  return HostLogits(queue, int64_t(rows.size()), b, timer);
 }
 
 void Model::DraftHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& b, float* out) const {

@@ -100,19 +100,28 @@ class Model {
   const float* Logits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers,
                       StepTimer* timer = nullptr) const;
 
+  // On a device with memory of its own, in the place of Logits or DraftLogits: the first `requests` of
+  // buffers.requests are answered in buffers.reduced and buffers.candidates, and of `whole` (places among
+  // rows) the logits come to the host as FetchLogits brings them. All once the queue was synchronised.
+  enum class LogitsKind : uint8_t { kTarget, kDraft };
+  void Reduce(ops::Queue& queue, LogitsKind kind, std::span<const int32_t> rows, int64_t requests,
+              std::span<const int32_t> whole, ModelBuffers& buffers, StepTimer* timer = nullptr) const;
+  // One row of the last Reduce, by its place: [vocab].
+  const float* FetchLogits(ops::Queue& queue, int32_t place, ModelBuffers& buffers) const;
+
   // --- draft layer, REQUIRES has_draft().
   // Row r stands for slot p = start + i of its sequence, p >= 1: made from the hidden state at p - 1 and the
   // token at p, rope position p - 1, its KV stored in slot p. It drafts the token at p + 1. `batch` is built
   // with slot_shift 1.
 
   // State after the final norm of some rows of the last Forward, as the draft layer takes it: out
-  // [rows.size(), hidden].
+  // [rows.size(), hidden], where ops write.
   void FinalHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers, float* out) const;
-  // hidden: one row for each of the batch, that of p - 1. Overwrites the residual stream.
+  // hidden: one row for each of the batch, that of p - 1, where ops read. Overwrites the residual stream.
   Status DraftForward(ops::Queue& queue, const ModelBatch& batch, RankHidden hidden, const DevicePool& pool,
                       ModelBuffers& buffers, ForwardOptions& options) const;
   // Of some rows of the last DraftForward: logits as Logits(), and the state that a further draft step takes
-  // as `hidden`.
+  // as `hidden`, where ops write.
   const float* DraftLogits(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers,
                            StepTimer* timer = nullptr) const;
   void DraftHidden(ops::Queue& queue, std::span<const int32_t> rows, ModelBuffers& buffers, float* out) const;
@@ -142,8 +151,14 @@ class Model {
   void Embed(Pass& pass) const;
   void NormRows(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& weight,
                 ModelBuffers& buffers, float* out_f32) const;
-  const float* Head(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& norm,
-                    ModelBuffers& buffers, StepTimer* timer) const;
+  void Head(ops::Queue& queue, std::span<const int32_t> rows, const ops::Constant& norm,
+            ModelBuffers& buffers, StepTimer* timer) const;
+  const float* HostLogits(ops::Queue& queue, int64_t rows, ModelBuffers& buffers, StepTimer* timer) const;
+  // `run` over the placed batch; on a device with nobody in between as one recorded launch. kind: of pass.
+  template <typename Run>
+  Status Recorded(ops::Queue& queue, const ModelBatch& batch, const ModelBatch& at, const DevicePool& pool,
+                  ModelBuffers& buffers, ForwardOptions& options, int64_t kind, const Run& run) const;
+  Status RunDraft(Pass& pass, RankHidden hidden) const;
   void Attend(Pass& pass, const Layer& layer) const;
   ops::OwnBlocks Own(const Pass& pass, KvComponent component, LogicalLayer layer) const;
   void WriteKv(Pass& pass, const Layer& layer) const;

@@ -76,6 +76,10 @@ StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c,
     p.Rewind(halves);
     p.Take(b->logits_x, logits_rows * c.hidden, 4);
     p.Take(b->logits_h, logits_rows * c.hidden, act);
+    if (backend.memory() != nullptr && c.num_draft_layers > 0) {
+      p.Rewind(std::max(p.at(), halves + rows * 2 * c.hidden * act));  // behind draft_in
+      p.Take(b->draft_hidden, rows * c.hidden, 4);
+    }
     p.Skip();
     p.Take(b->logits, logits_rows * c.vocab_size, 4);
     return p.end();
@@ -92,12 +96,23 @@ StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c,
     b->host_logits = reinterpret_cast<float*>(b->host_logits_memory_.get());
     ASSIGN_OR_RETURN(b->host_finite_memory_, memory.AllocateShared(rows * 4, "row checks"));
     b->host_finite = reinterpret_cast<int32_t*>(b->host_finite_memory_.get());
+    const int64_t answers = AlignUp(logits_rows * int64_t(sizeof(ReducedRow)), 64),
+                  asked = AlignUp(logits_rows * int64_t(sizeof(RowRequest)), 64);
+    ASSIGN_OR_RETURN(
+        b->reduced_memory_,
+        memory.AllocateShared(answers + asked + logits_rows * kMostCandidates * int64_t(sizeof(RowCandidate)),
+                              "sampling"));
+    b->reduced = reinterpret_cast<ReducedRow*>(b->reduced_memory_.get());
+    b->requests = reinterpret_cast<RowRequest*>(b->reduced_memory_.get() + answers);
+    b->candidates = reinterpret_cast<RowCandidate*>(b->reduced_memory_.get() + answers + asked);
     // Six tables of a batch, its page lists (shared pages repeated by each sequence) and the rows of a Logits
     // call.
     const int64_t pages = limits.max_seqs * CeilDiv(limits.max_context + kPageTokens, kPageTokens);
     b->table_words_ = 6 * limits.max_rows + 3 * limits.max_seqs + pages + 16 * 16;
-    ASSIGN_OR_RETURN(b->table_memory_,
-                     memory.Allocate((b->table_words_ + limits.max_logits_rows) * 4, "batch tables"));
+    ASSIGN_OR_RETURN(
+        b->table_memory_,
+        memory.Allocate((b->table_words_ + std::max(limits.max_logits_rows, limits.max_rows)) * 4,
+                        "batch tables"));
     b->staging_.resize(size_t(b->table_words_));
     b->FillRope(c);
     ASSIGN_OR_RETURN(b->rope_memory_, memory.Allocate(int64_t(b->rope_.size()) * 4, "rope tables"));

@@ -35,7 +35,7 @@ class ModelBuffers {
   // The batch's tables where the backend's ops read them: the batch itself, or a copy made in the queue's
   // order.
   ModelBatch Place(ops::Queue& queue, const ModelBatch& batch);
-  // Row indices likewise.
+  // Row indices likewise; at most a batch's rows.
   const int32_t* PlaceRows(ops::Queue& queue, std::span<const int32_t> rows);
   bool on_device() const { return memory_ != nullptr; }
 
@@ -70,6 +70,13 @@ class ModelBuffers {
   std::vector<int32_t> host_selected, host_selected_count;  // for a hook that wants them
   // draft layer: its input [embedding | hidden] and the target's normed hidden
   void* draft_in = nullptr;  // [rows, 2 * hidden] Act
+  // Of a device with memory of its own: states that the draft layer makes or takes. In a forward's place, so
+  // they last from a norm to the draft pass that reads them.
+  float* draft_hidden = nullptr;  // [rows, hidden]
+  // There, too, in memory that host and device share: what is asked of rows of logits, and the answers.
+  RowRequest* requests = nullptr;      // [logits_rows]
+  ReducedRow* reduced = nullptr;       // [logits_rows]
+  RowCandidate* candidates = nullptr;  // [logits_rows, kMostCandidates]
 
  private:
   ModelBuffers() = default;
@@ -79,7 +86,8 @@ class ModelBuffers {
   size_t arena_bytes_ = 0;
   std::shared_ptr<void> arena_owner_;
   DeviceMemory* memory_ = nullptr;
-  std::shared_ptr<std::byte> rope_memory_, table_memory_, host_logits_memory_, host_finite_memory_;
+  std::shared_ptr<std::byte> rope_memory_, table_memory_, host_logits_memory_, host_finite_memory_,
+      reduced_memory_;
   int64_t table_words_ = 0;
   std::vector<int32_t> staging_;  // tables of one batch, side by side
   std::vector<float> rope_;       // cos then sin, [max_context, rope / 2] each

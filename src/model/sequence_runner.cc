@@ -42,7 +42,12 @@ Status SequenceRunner::RunDraft(const ForwardBatch& batch, const std::vector<int
   hidden_.resize(size_t((options_.chunk + 1) * hidden));
   std::vector<int32_t> all(size_t(n), 0);
   std::iota(all.begin(), all.end(), 0);
-  model_.FinalHidden(*queue_, all, *buffers_, hidden_.data() + hidden);
+  float* states = buffers_->on_device() ? buffers_->draft_hidden : hidden_.data() + hidden;
+  model_.FinalHidden(*queue_, all, *buffers_, states);
+  if (buffers_->on_device()) {
+    queue_->Download(hidden_.data() + hidden, states, n * hidden * 4);
+    queue_->Synchronize();
+  }
   const int64_t skip = batch.seqs[0].start == 0 ? 1 : 0;  // slot 0 has no state before it
   if (n > skip) {
     ForwardBatch rows = batch;
@@ -50,8 +55,13 @@ Status SequenceRunner::RunDraft(const ForwardBatch& batch, const std::vector<int
     rows.seqs[0].start += int32_t(skip);
     rows.seqs[0].num_rows -= int32_t(skip);
     ASSIGN_OR_RETURN(const ModelBatch m, tables_.Build(rows, rows.tokens, model_.config().vocab_size, 1));
-    RETURN_IF_ERROR(model_.DraftForward(
-        *queue_, m, RankHidden(hidden_.data() + skip * hidden, m.rows, hidden), *pool_, *buffers_, forward_));
+    const float* before = hidden_.data() + skip * hidden;
+    if (buffers_->on_device()) {
+      queue_->Upload(states, before, m.rows * hidden * 4);
+      before = states;
+    }
+    RETURN_IF_ERROR(
+        model_.DraftForward(*queue_, m, RankHidden(before, m.rows, hidden), *pool_, *buffers_, forward_));
     for (int32_t row : wanted) {
       if (draft == nullptr || row < skip) continue;
       const int32_t at = row - int32_t(skip);

@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "base/reduced_row.h"
 #include "base/status.h"
 #include "kv/device_pool.h"
 #include "kv/kv_layout.h"
@@ -55,6 +56,8 @@ class Queue {
   // Seconds that the device took between the two last marks; 0 where a queue runs inline.
   virtual void Mark(bool /*end*/) {}
   virtual double MarkedSeconds() { return 0; }
+  // A place in the queue's order that other threads may wait for; null where a queue runs inline.
+  virtual std::shared_ptr<DeviceEvent> RecordEvent() { return nullptr; }
   // Status of the device so far: an error here has spoilt every later result of the queue.
   virtual Status status() const { return OkStatus(); }
 };
@@ -230,6 +233,25 @@ struct IndexSelectArgs {
   float* gap = nullptr;  // [rows] last chosen minus first left out score (+inf when none); may be null
 };
 
+// Positions that a pass before has chosen, taken over in place: row r takes what row from[r] >= r holds. A
+// row that sees at most topk positions takes them all.
+struct CarrySelectionArgs {
+  int64_t rows = 0, topk = 0;
+  const int32_t* from = nullptr;       // [rows] ascending
+  const int32_t* positions = nullptr;  // [rows]
+  int32_t* selected = nullptr;         // [rows of the pass before, topk]
+  int32_t* selected_count = nullptr;
+};
+
+// Rows of logits to what the sampler needs of them (base/reduced_row.h).
+struct ReduceRowsArgs {
+  int64_t requests = 0, vocab = 0;
+  const float* logits = nullptr;        // [places, vocab]
+  const RowRequest* request = nullptr;  // [requests]
+  ReducedRow* out = nullptr;            // [requests] in memory that the host reads, too
+  RowCandidate* candidates = nullptr;   // [requests, kMostCandidates] likewise
+};
+
 // MLA over latent rows: softmax over the selected (or, selected == null, all) positions in blocks of 64 rows
 // in position order, merged (max, sum, out) block by block. out = sum p * latent[0:kv_lora].
 struct AttentionArgs {
@@ -326,6 +348,19 @@ class Backend {
   virtual void WriteLatent(Queue&, const WriteLatentArgs&) = 0;
   virtual void WriteIndex(Queue&, const WriteIndexArgs&) = 0;
   virtual void IndexSelect(Queue&, const IndexSelectArgs&) = 0;
+  virtual void CarrySelection(Queue&, const CarrySelectionArgs& a) {  // lists in host memory
+    for (int64_t row = 0; row < a.rows; ++row) {
+      const int64_t from = a.from[row], seen = int64_t(a.positions[row]) + 1;
+      int32_t* selected = a.selected + row * a.topk;
+      if (seen <= a.topk) {
+        for (int64_t i = 0; i < a.topk; ++i) selected[i] = i < seen ? int32_t(i) : -1;
+        a.selected_count[row] = int32_t(seen);
+        continue;
+      }
+      std::memmove(selected, a.selected + from * a.topk, size_t(a.topk) * sizeof(int32_t));
+      a.selected_count[row] = a.selected_count[from];
+    }
+  }
   virtual void Attention(Queue&, const AttentionArgs&) = 0;
   virtual void Gate(Queue&, const GateArgs&) = 0;
   virtual void Moe(Queue&, const MoeArgs&) = 0;
@@ -337,6 +372,9 @@ class Backend {
   // only.
   virtual void FiniteRows(Queue&, const float* /*x*/, int64_t /*rows*/, int64_t /*dim*/,
                           int32_t* /*finite*/) {}
+
+  // Backends with memory() only.
+  virtual void ReduceRows(Queue&, const ReduceRowsArgs&) {}
 
   StatusOr<Constant> Keep(std::vector<float> values) {
     const size_t n = values.size();

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "base/reduced_row.h"
+
 namespace sluice {
 
 struct RowScan {
@@ -27,5 +29,7 @@ float ShareOf(const float* x, int32_t n, float max, int32_t of);
 bool AllFinite(const float* x, int64_t n);
 // 64-bit hash of the row's bits.
 uint64_t HashRow(const float* x, int32_t n);
+// The same from the four chains over its values of eight and the n % 8 that are left.
+uint64_t FinishHash(const uint64_t lane[4], const float* tail, int32_t n);
 
 }  // namespace sluice

@@ -105,8 +105,7 @@ const float* Sampler::Adjust(const SampleRow& row, Slot* owner, const float* log
   return work_.data();
 }
 
-void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* out) {
-  Slot& slot = slots_[size_t(row.slot.value)];
+void Sampler::Clear(const SampleRow& row, SampledToken* out) const {
   out->slot = row.slot;
   out->token = -1;
   out->logprob = 0;
@@ -114,6 +113,11 @@ void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* ou
   out->logits_hash = 0;
   out->forced.clear();
   out->status = OkStatus();
+}
+
+void Sampler::Sample(const SampleRow& row, const float* logits, SampledToken* out) {
+  Slot& slot = slots_[size_t(row.slot.value)];
+  Clear(row, out);
   const RowScan raw = ScanRow(logits, vocab_);
   if (raw.unusable) {
     out->status = UnusableLogits(row.position, "from the model");
@@ -156,9 +160,7 @@ int32_t Sampler::Propose(const SampleRow& row, const float* logits, float* share
 int32_t Sampler::Draw(const SampleRow& row, const float* x, float max) {
   ExpWeights(x, vocab_, max, row.temperature, weights_.data());
   const double uniform = UniformAt(row.seed, row.choice, row.position);
-  const bool top_k = row.top_k > 0 && row.top_k < vocab_;
-  if (!top_k && row.top_p >= 1.0f && row.min_p <= 0.0f) return DrawAmongAll(uniform);
-  return DrawFiltered(row, uniform);
+  return Filters(row) ? DrawFiltered(row, uniform) : DrawAmongAll(uniform);
 }
 
 // Inverse of the cumulative distribution in id order, in the same blocks as SumBlocks so that both sums
@@ -189,25 +191,35 @@ int32_t Sampler::DrawAmongAll(double uniform) const {
   return last_positive;
 }
 
+// The highest weight is exactly 1. Tokens below the floor cannot be kept: by min_p, or because all tokens
+// below (1 - top_p) / vocab of the total together hold less than the share that top_p leaves out.
+float Sampler::Floor(const SampleRow& row, double total) const {
+  const float floor = std::max(0.0f, row.min_p);
+  if (TopK(row) || row.top_p >= 1.0f) return floor;
+  const double left_out = 0.5 * std::min(1.0, 1.0 - double(row.top_p)) * total / double(vocab_);
+  return std::max(floor, float(left_out));
+}
+
 int32_t Sampler::DrawFiltered(const SampleRow& row, double uniform) {
-  const auto higher = [](const Candidate& a, const Candidate& b) {
-    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
-  };
-  const bool top_k = row.top_k > 0 && row.top_k < vocab_;
-  double total = 0;
-  // The highest weight is exactly 1. Tokens below `floor` cannot be kept: by min_p, or because all tokens
-  // below (1 - top_p) / vocab of the total together hold less than the share that top_p leaves out.
-  float floor = std::max(0.0f, row.min_p);
-  if (!top_k && row.top_p < 1.0f) {
-    total = SumBlocks(weights_.data(), vocab_);
-    const double left_out = 0.5 * std::min(1.0, 1.0 - double(row.top_p)) * total / double(vocab_);
-    floor = std::max(floor, float(left_out));
-  }
+  const bool top_k = TopK(row);
+  const double total = !top_k && row.top_p < 1.0f ? SumBlocks(weights_.data(), vocab_) : 0;
+  const float floor = Floor(row, total);
   candidates_.clear();
   for (int32_t i = 0; i < vocab_; ++i) {
     const float w = weights_[size_t(i)];
     if (w > 0 && (top_k ? true : w >= floor)) candidates_.push_back({w, i});
   }
+  return DrawCandidate(row, uniform, total, 0).token;
+}
+
+Sampler::Candidate Sampler::DrawCandidate(const SampleRow& row, double uniform, double total,
+                                          float complete) {
+  constexpr Candidate kUnsettled{0, -1};
+  const auto higher = [](const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+  };
+  const bool top_k = TopK(row);
+  if (top_k && candidates_.size() < size_t(row.top_k) && complete > 0) return kUnsettled;
   if (top_k && candidates_.size() > size_t(row.top_k)) {
     std::nth_element(candidates_.begin(), candidates_.begin() + row.top_k, candidates_.end(), higher);
     candidates_.resize(size_t(row.top_k));
@@ -220,10 +232,12 @@ int32_t Sampler::DrawFiltered(const SampleRow& row, double uniform) {
     const double wanted = std::max(0.0f, row.top_p) * total;
     double sum = 0;
     size_t keep = 0;
-    while (keep < candidates_.size()) {
+    bool reached = false;
+    while (keep < candidates_.size() && !reached) {
       sum += double(candidates_[keep++].weight);
-      if (sum >= wanted) break;
+      reached = sum >= wanted;
     }
+    if (!reached && !top_k && complete > Floor(row, total)) return kUnsettled;
     candidates_.resize(keep);
   }
   size_t keep = candidates_.size();
@@ -235,9 +249,73 @@ int32_t Sampler::DrawFiltered(const SampleRow& row, double uniform) {
   double sum = 0;
   for (const Candidate& c : candidates_) {
     sum += double(c.weight);
-    if (sum > target) return c.token;
+    if (sum > target) return c;
   }
-  return candidates_.back().token;
+  return candidates_.back();
+}
+
+bool Sampler::TakesReduced(const SampleRow& row) const {
+  const Slot& slot = slots_[size_t(row.slot.value)];
+  return row.sample && row.top_logprobs < 0 && !slot.track_tokens && slot.logit_bias.empty() &&
+         slot.constraint == nullptr && !(row.suppress_stop && !slot.stop_token_ids.empty());
+}
+
+RowRequest Sampler::RequestFor(const SampleRow& row) const {
+  RowRequest r;
+  r.hash = row.hash_logits;
+  if (row.temperature == 0 || row.top_k == 1) return r;
+  r.temperature = row.temperature;
+  r.uniform = UniformAt(row.seed, row.choice, row.position);
+  r.filtered = Filters(row);
+  r.top_k = TopK(row) ? row.top_k : 0;
+  r.top_p = row.top_p;
+  r.min_p = row.min_p;
+  return r;
+}
+
+// token -1: not settled. A candidate of a greedy row or of a draw among all has no weight.
+Sampler::Candidate Sampler::ChooseReduced(const SampleRow& row, const ReducedRow& reduced,
+                                          const RowCandidate* candidates) {
+  if (row.temperature == 0 || row.top_k == 1) return {0, reduced.best};
+  if (!Filters(row)) return {0, reduced.drawn};
+  if (reduced.candidates > kMostCandidates) return {0, -1};
+  const float floor = TopK(row) ? 0.0f : Floor(row, reduced.total);
+  candidates_.clear();
+  for (int32_t i = 0; i < reduced.candidates; ++i)
+    if (candidates[i].weight >= floor) candidates_.push_back({candidates[i].weight, candidates[i].token});
+  return DrawCandidate(row, UniformAt(row.seed, row.choice, row.position), TopK(row) ? 0 : reduced.total,
+                       reduced.threshold);
+}
+
+bool Sampler::SampleReduced(const SampleRow& row, const ReducedRow& reduced, const RowCandidate* candidates,
+                            SampledToken* out) {
+  if (reduced.unusable) {
+    Clear(row, out);
+    out->status = UnusableLogits(row.position, "from the model");
+    return true;
+  }
+  const Candidate chosen = ChooseReduced(row, reduced, candidates);
+  if (chosen.token < 0) return false;
+  Clear(row, out);
+  if (row.hash_logits) out->logits_hash = FinishHash(reduced.hash_lane, reduced.hash_tail, vocab_);
+  out->token = chosen.token;
+  Record(chosen.token, &slots_[size_t(row.slot.value)]);
+  return true;
+}
+
+bool Sampler::ProposeReduced(const SampleRow& row, const ReducedRow& reduced, const RowCandidate* candidates,
+                             int32_t* token, float* share) {
+  *share = 0;
+  *token = -1;
+  if (reduced.unusable) return true;
+  const Candidate chosen = ChooseReduced(row, reduced, candidates);
+  if (chosen.token < 0) return false;
+  *token = chosen.token;
+  const float part = chosen.weight > 0                        ? std::pow(chosen.weight, row.temperature)
+                     : row.temperature == 0 || row.top_k == 1 ? 1.0f
+                                                              : std::exp(reduced.drawn_value - reduced.max);
+  *share = part / reduced.near_sum;
+  return true;
 }
 
 void Sampler::FillLogprobs(const SampleRow& row, const float* logits, float max, SampledToken* out) {

@@ -44,6 +44,17 @@ class Sampler {
   // logits as they are give the token of the probability.
   int32_t Propose(const SampleRow& row, const float* logits, float* share = nullptr);
 
+  // The same for a row of which only a ReducedRow is there, with the same results. TakesReduced: nothing that
+  // the row needs takes more (logprobs, penalties, bias, masks). RequestFor: what to reduce it to; place and
+  // near are the caller's. False: what came does not settle the token, and nothing was done: the whole row is
+  // needed.
+  bool TakesReduced(const SampleRow& row) const;
+  RowRequest RequestFor(const SampleRow& row) const;
+  bool SampleReduced(const SampleRow& row, const ReducedRow& reduced, const RowCandidate* candidates,
+                     SampledToken* out);
+  bool ProposeReduced(const SampleRow& row, const ReducedRow& reduced, const RowCandidate* candidates,
+                      int32_t* token, float* share);
+
   int32_t vocab_size() const { return vocab_; }
 
  private:
@@ -70,6 +81,15 @@ class Sampler {
   int32_t Draw(const SampleRow& row, const float* x, float max);
   int32_t DrawAmongAll(double uniform) const;
   int32_t DrawFiltered(const SampleRow& row, double uniform);
+  bool TopK(const SampleRow& row) const { return row.top_k > 0 && row.top_k < vocab_; }
+  bool Filters(const SampleRow& row) const { return TopK(row) || row.top_p < 1.0f || row.min_p > 0.0f; }
+  // Of candidates_, which holds every token of a weight above 0 and not below `complete`. total: of all
+  // weights, when top_p needs it. token -1: those that it holds do not settle it.
+  Candidate DrawCandidate(const SampleRow& row, double uniform, double total, float complete);
+  // Weights below it cannot be kept, if `total` is the sum of all.
+  float Floor(const SampleRow& row, double total) const;
+  Candidate ChooseReduced(const SampleRow& row, const ReducedRow& reduced, const RowCandidate* candidates);
+  void Clear(const SampleRow& row, SampledToken* out) const;
   void FillLogprobs(const SampleRow& row, const float* logits, float max, SampledToken* out);
 
   const int32_t vocab_;

@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "gtest/gtest.h"
+#include "sampling/reduced_reference.h"
 
 namespace sluice {
 namespace {
@@ -290,6 +291,92 @@ TEST(Sampler, ScoringARowSamplesNothing) {
   EXPECT_EQ(out.token, -1);
   EXPECT_NEAR(out.logprob, std::log(0.75), 1e-6);
   EXPECT_NE(out.logits_hash, 0u);
+}
+
+// Every row that may come reduced gives the token, the hash and the error that the whole row gives, wherever
+// the list of candidates ends; a list that ends too early says so.
+TEST(Sampler, ReducedRowsGiveWhatWholeRowsGive) {
+  constexpr int32_t kVocab = 331;
+  int unsettled = 0, filtered = 0;
+  for (uint64_t c = 0; c < 4000; ++c) {
+    auto random = [&, n = uint32_t(0)](uint32_t below) mutable {
+      return Philox4x32({n++, 0, 0, 9}, {uint32_t(c), 5})[0] % below;
+    };
+    std::vector<float> logits(kVocab);
+    for (float& x : logits) x = float(random(2000)) * 0.01f - float(random(3));
+    if (random(3) == 0)
+      for (float& x : logits) x = float(int(x));  // ties
+    if (random(50) == 0) logits[random(kVocab)] = kInf;
+    if (random(20) == 0) std::fill(logits.begin(), logits.end(), -0.0f);
+    const float temperatures[] = {0, 1, 0.3f, 1.7f, 1e-3f};
+    SampleRow row = Row(temperatures[random(5)], c, int32_t(random(1000)));
+    const int32_t top_ks[] = {-1, 0, 1, 5, 50, 400};
+    const float top_ps[] = {1, 1, 0.95f, 0.5f, 0.999f}, min_ps[] = {0, 0, 0.02f, 0.5f};
+    row.top_k = top_ks[random(6)];
+    row.top_p = top_ps[random(5)];
+    row.min_p = min_ps[random(4)];
+    row.hash_logits = random(2) == 0;
+    Sampler whole(kVocab, 1), part(kVocab, 1);
+    ASSERT_TRUE(part.TakesReduced(row));
+    SampledToken expected, got;
+    whole.Sample(row, logits.data(), &expected);
+    const RowRequest request = part.RequestFor(row);
+    const float ends[] = {0, 1e-6f, 1e-3f, 0.1f, 1};
+    // A device ends the list no higher than min_p when nothing else bounds it.
+    float end = ends[random(5)];
+    if (request.filtered && request.top_k == 0 && request.top_p >= 1) end = std::min(end, request.min_p);
+    std::vector<RowCandidate> candidates;
+    ReducedRow reduced = testing::Reduce(logits.data(), kVocab, request, end, &candidates);
+    filtered += request.filtered;
+    if (!part.SampleReduced(row, reduced, candidates.data(), &got)) {
+      ++unsettled;
+      EXPECT_EQ(part.LastToken(SlotId(0)), -1);
+      reduced = testing::Reduce(logits.data(), kVocab, request, 0, &candidates);
+      ASSERT_TRUE(part.SampleReduced(row, reduced, candidates.data(), &got)) << c;
+    }
+    ASSERT_EQ(got.token, expected.token) << c;
+    EXPECT_EQ(got.logits_hash, expected.logits_hash);
+    EXPECT_EQ(got.status.ok(), expected.status.ok());
+    EXPECT_EQ(part.LastToken(SlotId(0)), whole.LastToken(SlotId(0)));
+    int32_t proposed = -1, same = -1;
+    float share = 0, roughly = 0;
+    same = whole.Propose(row, logits.data(), &share);
+    RowRequest asked = request;
+    asked.near = true;
+    reduced = testing::Reduce(logits.data(), kVocab, asked, 0, &candidates);
+    ASSERT_TRUE(part.ProposeReduced(row, reduced, candidates.data(), &proposed, &roughly));
+    EXPECT_EQ(proposed, same);
+    EXPECT_NEAR(roughly, share, 0.02f * share + 1e-6f) << c;
+  }
+  EXPECT_GT(filtered, 1000);
+  EXPECT_GT(unsettled, 100);
+}
+
+TEST(Sampler, RowsThatNeedMoreThanAReducedOneSaySo) {
+  Sampler sampler(4, 1);
+  SampleRow row = Row(1);
+  EXPECT_TRUE(sampler.TakesReduced(row));
+  row.top_logprobs = 0;
+  EXPECT_FALSE(sampler.TakesReduced(row));
+  row = Row(1);
+  row.sample = false;
+  EXPECT_FALSE(sampler.TakesReduced(row));
+  SlotInit init;
+  init.slot = SlotId(0);
+  init.stop_token_ids = {2};
+  sampler.InitSlot(init);
+  row = Row(1);
+  EXPECT_TRUE(sampler.TakesReduced(row));
+  row.suppress_stop = true;
+  EXPECT_FALSE(sampler.TakesReduced(row));
+  row.suppress_stop = false;
+  init.logit_bias = {{1, 2.0f}};
+  sampler.InitSlot(init);
+  EXPECT_FALSE(sampler.TakesReduced(row));
+  init.logit_bias.clear();
+  init.track_tokens = true;
+  sampler.InitSlot(init);
+  EXPECT_FALSE(sampler.TakesReduced(row));
 }
 
 }  // namespace

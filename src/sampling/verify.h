@@ -28,7 +28,11 @@ class RunVerifier {
   // REQUIRES Wanted(row) has just answered true.
   void Sample(const SampleRow& row, const float* logits, SampledToken* out) {
     sampler_->Sample(row, logits, out);
-    if (row.run_left > 0 && (out->token < 0 || out->token != row.expected)) skip_ = row.run_left;
+    Drawn(row, *out);
+  }
+  // In the place of Sample, for a row that was sampled in another way.
+  void Drawn(const SampleRow& row, const SampledToken& out) {
+    if (row.run_left > 0 && (out.token < 0 || out.token != row.expected)) skip_ = row.run_left;
   }
 
  private:

@@ -17,6 +17,26 @@ struct MemoryRun {
   int64_t bytes = 0;
 };
 
+// A place in a queue's order of work. Thread-safe.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+  // Returns when everything that the queue held before it is done, or with the device's error. The thread has
+  // bound the device (DeviceCopier::Bind).
+  virtual Status Wait() = 0;
+};
+
+// Copies of one thread that runs no forward, on a stream of its own. Errors are values: whoever moves pages
+// for others ends what the copy was for, not the process.
+class DeviceCopier {
+ public:
+  virtual ~DeviceCopier() = default;
+  virtual Status Bind() = 0;  // first, on the thread that makes the other calls
+  // Device to device, or between the device and shared or pinned host memory; returns when the bytes are
+  // there.
+  virtual Status CopyRuns(std::span<const MemoryRun> runs) = 0;
+};
+
 // Thread-safe. Calls wait until their work is done and are ordered with no queue.
 class DeviceMemory {
  public:
@@ -32,6 +52,10 @@ class DeviceMemory {
   virtual void CopyRuns(std::span<const MemoryRun> runs) = 0;
   virtual void Fill(void* dst, uint8_t value, int64_t bytes) = 0;
   virtual int64_t free_bytes() const = 0;
+  // For a thread that moves pages; the memory outlives it.
+  virtual StatusOr<std::unique_ptr<DeviceCopier>> MakeCopier() {
+    return Unsupported("this device gives no copies to other threads");
+  }
 };
 
 }  // namespace sluice

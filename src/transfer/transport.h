@@ -33,6 +33,9 @@ class Transport {
   virtual std::vector<std::string> Regions() const = 0;
   // A connection to write to. Errors name what the peer lacks.
   virtual Status AddPeer(PeerId peer, const Hello& theirs) = 0;
+  // Pages of writes posted from now on are final once a device has passed the event; null: now. Nothing to a
+  // transport of host memory.
+  virtual void SetGate(std::shared_ptr<DeviceEvent>) {}
   // Moves write.pages of write.layers, in order and behind earlier writes to the same peer. Each ends in one
   // WriteDone.
   virtual void Post(const PostWrite& write) = 0;

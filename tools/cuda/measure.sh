@@ -1,12 +1,12 @@
 #!/bin/sh
-# What docs/kernels holds, measured on this machine: tools/cuda/measure.sh SLUICE OUT_DIR [goldens|eval|model]...
+# What docs/kernels holds, measured on this machine: tools/cuda/measure.sh SLUICE OUT_DIR [goldens|eval|engine|model]...
 # Needs a build with SLUICE_CUDA=ON and one GPU; run it from the repository's root. Every part goes on when one fails; the
 # exit code is 1 then.
 set -u
 sluice=$1
 out=$2
 shift 2
-parts=${*:-goldens eval model}
+parts=${*:-goldens eval engine model}
 mkdir -p "$out"
 failed=0
 
@@ -53,10 +53,16 @@ P
   rm -r "$dir"
 }
 
+engine() {
+  echo "\$ tools/cuda/engine_check.py sluice" >> "$out/engine-h200.txt"
+  "$(dirname "$0")/engine_check.py" "$sluice" >> "$out/engine-h200.txt" 2>> "$out/log.txt" || { echo "FAILED: engine_check" >> "$out/engine-h200.txt"; failed=1; }
+}
+
 for part in $parts; do
   case $part in
     goldens) goldens ;;
     eval) answers ;;
+    engine) engine ;;
     model) model ;;
     *) echo "measure.sh: unknown part $part" >&2; exit 2 ;;
   esac

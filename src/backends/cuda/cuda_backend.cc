@@ -306,6 +306,12 @@ class CudaBackend final : public ops::Backend {
     q.Launched("index select");
   }
 
+  void CarrySelection(ops::Queue& q, const ops::CarrySelectionArgs& a) override {
+    LaunchCarrySelection(Cuda(q).stream(), a.from, a.positions, int(a.rows), int(a.topk), a.selected,
+                         a.selected_count);
+    Cuda(q).Launched("carry selection");
+  }
+
   void Attention(ops::Queue& queue, const ops::AttentionArgs& a) override {
     CudaQueue& q = Cuda(queue);
     Attend t;
@@ -431,6 +437,11 @@ class CudaBackend final : public ops::Backend {
   void FiniteRows(ops::Queue& q, const float* x, int64_t rows, int64_t dim, int32_t* finite) override {
     LaunchFiniteRows(Cuda(q).stream(), x, int(rows), int(dim), finite);
     Cuda(q).Launched("finite rows");
+  }
+
+  void ReduceRows(ops::Queue& q, const ops::ReduceRowsArgs& a) override {
+    Cuda(q).Launched("reduce rows", LaunchReduceRows(Cuda(q).stream(), a.logits, int(a.vocab), a.request,
+                                                     int(a.requests), a.out, a.candidates));
   }
 
  private:

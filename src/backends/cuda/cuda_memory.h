@@ -23,6 +23,7 @@ class CudaMemory final : public DeviceMemory {
   void CopyRuns(std::span<const MemoryRun> runs) override;
   void Fill(void* dst, uint8_t value, int64_t bytes) override;
   int64_t free_bytes() const override;
+  StatusOr<std::unique_ptr<DeviceCopier>> MakeCopier() override;
 
  private:
   CudaMemory() = default;

@@ -1,5 +1,7 @@
 #include "backends/cuda/cuda_queue.h"
 
+#include <algorithm>
+
 namespace sluice::cuda {
 
 CudaQueue::CudaQueue(CudaMemory& memory, cudaStream_t stream, int64_t graph_rows)
@@ -60,6 +62,16 @@ double CudaQueue::MarkedSeconds() {
   Note(cudaEventSynchronize(end_), "mark");
   Note(cudaEventElapsedTime(&ms, begin_, end_), "mark");
   return double(ms) * 1e-3;
+}
+
+std::shared_ptr<DeviceEvent> CudaQueue::RecordEvent() {
+  auto free = std::find_if(events_.begin(), events_.end(), [](const auto& e) { return e.use_count() == 1; });
+  if (free == events_.end()) {
+    events_.push_back(std::make_shared<CudaEvent>());
+    free = events_.end() - 1;
+  }
+  (*free)->Record(stream_);
+  return *free;
 }
 
 std::byte* CudaQueue::ScratchBytes(Slot slot, int64_t need) {

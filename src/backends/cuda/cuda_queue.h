@@ -8,7 +8,9 @@
 #include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "backends/cuda/cuda_copier.h"
 #include "backends/cuda/cuda_memory.h"
 #include "base/check.h"
 #include "ops/backend.h"
@@ -35,6 +37,7 @@ class CudaQueue final : public ops::Queue {
   void EndRecord() override;
   void Mark(bool end) override { Note(cudaEventRecord(end ? end_ : begin_, stream_), "mark"); }
   double MarkedSeconds() override;
+  std::shared_ptr<DeviceEvent> RecordEvent() override;
   Status status() const override { return status_; }
 
   cudaStream_t stream() const { return stream_; }
@@ -83,6 +86,7 @@ class CudaQueue final : public ops::Queue {
   const int64_t graph_rows_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   Status status_;
+  std::vector<std::shared_ptr<CudaEvent>> events_;  // one that nobody else holds is free
   std::array<std::pair<std::shared_ptr<std::byte>, int64_t>, kSlots> scratch_;
   std::map<ops::ReplayKey, cudaGraphExec_t> recordings_;  // null: came once
   cudaGraphExec_t* recording_ = nullptr;                  // where the one in progress goes

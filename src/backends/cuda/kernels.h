@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/reduced_row.h"
+
 namespace sluice::cuda {
 
 enum class Elem : int32_t { kF32, kBF16, kF16, kE4M3 };
@@ -243,5 +245,12 @@ struct Run {
   int64_t bytes;
 };
 void LaunchRunCopy(cudaStream_t s, const Run* runs, int n, int blocks);
+
+// ---- sampling and drafts
+// See ops::CarrySelectionArgs and ops::ReduceRowsArgs.
+void LaunchCarrySelection(cudaStream_t s, const int32_t* from, const int32_t* positions, int rows, int topk,
+                          int32_t* selected, int32_t* count);
+cudaError_t LaunchReduceRows(cudaStream_t s, const float* logits, int vocab, const RowRequest* request,
+                             int requests, ReducedRow* out, RowCandidate* candidates);
 
 }  // namespace sluice::cuda
