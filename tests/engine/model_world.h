@@ -59,11 +59,14 @@ class PoisoningRunner final : public StepRunner {
 
 class ModelWorld {
  public:
-  ModelWorld(const std::string& folder, DType act, bool with_draft = false) {
+  // backend: null for the CPU's.
+  ModelWorld(const std::string& folder, DType act, bool with_draft = false,
+             std::unique_ptr<ops::Backend> backend = nullptr)
+      : backend_(std::move(backend)) {
     auto config = LoadModelConfig(folder);
     EXPECT_TRUE(config.ok()) << config.status();
     config_ = *config;
-    backend_ = cpu::MakeCpuBackend({act, "auto"}).value();
+    if (backend_ == nullptr) backend_ = cpu::MakeCpuBackend({act, "auto"}).value();
     auto model = Model::Load(config_, Checkpoint::Open(folder).value(), *backend_, {with_draft});
     EXPECT_TRUE(model.ok()) << model.status();
     model_ = std::move(*model);
@@ -80,7 +83,7 @@ class ModelWorld {
     layout_options.with_draft = shape.drafts > 0;
     const KvLayout layout = KvLayout::Make(config_, layout_options).value();
     const int64_t lane_pages = CeilDiv(shape.pages, shape.ranks);
-    const auto device = DevicePool::Make(layout, shape.ranks, lane_pages + 1).value();
+    const auto device = DevicePool::Make(layout, shape.ranks, lane_pages + 1, backend_->memory()).value();
     std::unique_ptr<HostPool> host;
     if (shape.host_pages > 0)
       host = HostPool::Make(layout, HostLayout::kLayerFirst, shape.ranks, shape.host_pages).value();
