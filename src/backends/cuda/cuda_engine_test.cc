@@ -147,7 +147,10 @@ TEST(CudaReduceRows, GivesTheBitsOfTheHostAndTheSamplerTheSameTokens) {
       SampledToken whole, reduced;
       host.Sample(samples[size_t(i)], x, &whole);
       ++asked;
-      if (!device.SampleReduced(samples[size_t(i)], got, list + i * kMostCandidates, &reduced)) continue;
+      if (!device.SampleReduced(samples[size_t(i)], got, list + i * kMostCandidates, &reduced)) {
+        ASSERT_GT(got.candidates, kMostCandidates) << where;
+        continue;
+      }
       ++settled;
       ASSERT_EQ(reduced.token, whole.token) << where;
       ASSERT_EQ(reduced.logits_hash, whole.logits_hash) << where;

@@ -18,8 +18,16 @@ struct Exact {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 constexpr int kSumBlock = 64;  // of SumBlocks
-constexpr int kBins = 1024;    // of weights: an eighth of an octave each
-constexpr int kBinShift = 20;
+// Of weights, a 64th of an octave each, from 2^-32 on; the first holds all below, the last is closed at 1.
+constexpr int kBins = 2048, kLanes = 32, kBinsALane = kBins / kLanes;
+constexpr int kBinShift = 17, kFirstBin = (127 - 32) << (23 - kBinShift);
+
+__device__ __forceinline__ int BinOf(float weight) {
+  return max(0, min(kBins - 1, (Exact::BitsOf(weight) >> kBinShift) - kFirstBin));
+}
+__device__ __forceinline__ float BinBegin(int bin) {
+  return bin == 0 ? 0.0f : Exact::FloatOf((bin + kFirstBin) << kBinShift);
+}
 
 __device__ __forceinline__ unsigned long long MaxOf(unsigned long long v) {
   for (int d = 16; d > 0; d /= 2) {
@@ -34,7 +42,7 @@ struct Shared {
   int low[kWarps];
   float near[kWarps];
   int count[kBins];
-  float sum[kBins];
+  uint2 list[kMostCandidates];
   double total;
   uint64_t hash[4];
   float threshold;
@@ -42,35 +50,44 @@ struct Shared {
   int32_t drawn;
 };
 
-// Smallest of the greatest weights' bins that hold `k` tokens, or the sum `wanted`; 0: all of them do not.
-// By one warp, a lane for 32 bins, the highest first.
-__device__ int EndBin(const Shared& s, int k, float wanted) {
-  const int lane = threadIdx.x, top = kBins - 1 - 32 * lane;
-  int count = 0;
-  float sum = 0;
-  for (int i = 0; i < 32; ++i) {
-    count += s.count[top - i];
-    sum += s.sum[top - i];
+// The highest bin from which on there are `k` tokens; 0: there are fewer. By one warp, the lanes from the
+// top.
+__device__ int BinOfTopK(const int* count, int k) {
+  const int top = kBins - 1 - kBinsALane * int(threadIdx.x);
+  int mine = 0;
+  for (int i = 0; i < kBinsALane; ++i) mine += count[top - i];
+  int before = mine;
+  for (int d = 1; d < kLanes; d *= 2) {
+    const int o = __shfl_up_sync(0xffffffffu, before, d);
+    if (int(threadIdx.x) >= d) before += o;
   }
-  int before = count;
-  float sum_before = sum;
-  for (int d = 1; d < 32; d *= 2) {
-    const int c = __shfl_up_sync(0xffffffffu, before, d);
-    const float f = __shfl_up_sync(0xffffffffu, sum_before, d);
-    if (lane >= d) {
-      before += c;
-      sum_before += f;
-    }
+  before -= mine;
+  int bin = 0;
+  for (int i = 0; i < kBinsALane && bin == 0; ++i) {
+    before += count[top - i];
+    if (before >= k) bin = top - i;
   }
-  before -= count;
-  sum_before -= sum;
-  int end = 0;
-  for (int i = 0; i < 32 && end == 0; ++i) {
-    before += s.count[top - i];
-    sum_before += s.sum[top - i];
-    if (k > 0 ? before >= k : sum_before >= wanted) end = top - i;
+  return int(__reduce_max_sync(0xffffffffu, unsigned(bin)));
+}
+
+// The highest bin below which all tokens together weigh no more than `most`, each counted as its bin's end.
+// By one warp, the lanes from the bottom.
+__device__ int BinOfTail(const int* count, float most) {
+  const int bottom = kBinsALane * int(threadIdx.x);
+  float mine = 0;
+  for (int i = 0; i < kBinsALane; ++i) mine += float(count[bottom + i]) * BinBegin(bottom + i + 1);
+  float before = mine;
+  for (int d = 1; d < kLanes; d *= 2) {
+    const float o = __shfl_up_sync(0xffffffffu, before, d);
+    if (int(threadIdx.x) >= d) before += o;
   }
-  return int(__reduce_max_sync(0xffffffffu, unsigned(end)));
+  before -= mine;
+  int bin = 0;
+  for (int i = 0; i < kBinsALane && before <= most; ++i) {
+    bin = bottom + i;
+    before += float(count[bin]) * BinBegin(bin + 1);
+  }
+  return int(__reduce_max_sync(0xffffffffu, unsigned(bin)));
 }
 
 __device__ void HashLanes(const float* x, int vocab, Shared& s) {
@@ -145,25 +162,22 @@ __device__ void DrawAmongAll(const float* x, int vocab, float max, float tempera
 __device__ void ListCandidates(const float* x, int vocab, float max, const RowRequest& q, Shared& s,
                                RowCandidate* list) {
   const bool by_histogram = q.top_k > 0 || q.top_p < 1.0f;
-  for (int i = threadIdx.x; i < kBins; i += kThreads) {
-    s.count[i] = 0;
-    s.sum[i] = 0;
-  }
+  for (int i = threadIdx.x; i < kBins; i += kThreads) s.count[i] = 0;
   if (threadIdx.x == 0) s.listed = 0;
   __syncthreads();
   if (by_histogram) {
     for (int i = threadIdx.x; i < vocab; i += kThreads) {
       const float w = row::Weight<Exact>(x[i], max, q.temperature);
-      if (!(w > 0)) continue;
-      const int bin = Exact::BitsOf(w) >> kBinShift;
-      atomicAdd(&s.count[bin], 1);
-      atomicAdd(&s.sum[bin], w);
+      if (w > 0) atomicAdd(&s.count[BinOf(w)], 1);
     }
     __syncthreads();
   }
   if (threadIdx.x < 32) {
-    const int end = by_histogram ? EndBin(s, q.top_k, q.top_p * float(s.total) * 1.0001f) : 0;
-    float threshold = Exact::FloatOf(end << kBinShift);
+    // Rounding apart, what top_p leaves out is at most the tail's share: the list holds all that it keeps.
+    const int bin = q.top_k > 0    ? BinOfTopK(s.count, q.top_k)
+                    : by_histogram ? BinOfTail(s.count, float((1.0 - double(q.top_p)) * s.total) * 0.999f)
+                                   : 0;
+    float threshold = BinBegin(bin);
     if (q.top_k == 0) threshold = fmaxf(threshold, q.min_p);
     if (threadIdx.x == 0) s.threshold = threshold;
   }
@@ -173,10 +187,13 @@ __device__ void ListCandidates(const float* x, int vocab, float max, const RowRe
     const float w = row::Weight<Exact>(x[i], max, q.temperature);
     if (!(w > 0) || w < threshold) continue;
     const int at = atomicAdd(&s.listed, 1);
-    if (at >= kMostCandidates) continue;
-    list[at].weight = w;
-    list[at].token = i;
+    if (at < kMostCandidates) s.list[at] = make_uint2(uint32_t(Exact::BitsOf(w)), uint32_t(i));
   }
+  // Over the link in whole lines.
+  static_assert(sizeof(RowCandidate) == sizeof(uint2));
+  __syncthreads();
+  const int listed = min(s.listed, kMostCandidates);
+  for (int i = threadIdx.x; i < listed; i += kThreads) reinterpret_cast<uint2*>(list)[i] = s.list[i];
 }
 
 __global__ void __launch_bounds__(kThreads)
