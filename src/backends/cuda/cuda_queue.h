@@ -47,7 +47,6 @@ class CudaQueue final : public ops::Queue {
     kIndexQuery,
     kIndexWeight,
     kScores,
-    kPartial,
     kSorted,
     kTileGroup,
     kBegins,
