@@ -25,7 +25,7 @@ constexpr int kQ = 0, kK = kTiles * kTileBytes, kRopes = kK + 2 * kStageBytes,
               kMisc = kRopes + 3 * kTileBytes;
 // Steps in which a stage fills, some tiles each, the last with the rope values too.
 template <bool kFp8>
-constexpr int kSteps = kFp8 ? 1 : 4;
+constexpr int kSteps = kFp8 ? 2 : 4;
 // After the tiles: maxima of both stages' last blocks, sums of both groups, barriers.
 constexpr int kMaxima = kMisc, kSums = kMaxima + 512, kBars = kSums + 512, kBytes = kBars + 128;
 constexpr int kMergeLd = kLora + 8;  // of a part's sums, over the K tiles
@@ -177,9 +177,8 @@ __device__ __forceinline__ void ProduceFp8(const Attend& a, const Keys& keys, un
       scale[i] = load_scale(next[i]);
     }
     copy_rope(next, b + 1);
-    const auto convert = [&](int i, int j) {
+    const auto convert = [&](int i, int j, uint32_t of_tile) {
       const int at = warp * 16 + i * 4 + (lane >> 3);
-      const uint32_t of_tile = __shfl_sync(~0u, both[i], (lane & 24) + j);
       const uint32_t l = __byte_perm(of_tile, 0, 0x1010), s = __byte_perm(of_tile, 0, 0x3232);
       const __nv_bfloat162 large2 = *reinterpret_cast<const __nv_bfloat162*>(&l);
       const __nv_bfloat162 small2 = *reinterpret_cast<const __nv_bfloat162*>(&s);
@@ -196,13 +195,17 @@ __device__ __forceinline__ void ProduceFp8(const Attend& a, const Keys& keys, un
       *reinterpret_cast<uint4*>(tile + (((p0 + second) ^ (at & 7)) << 4)) = second ? hi : lo;
       *reinterpret_cast<uint4*>(tile + (((p0 + (second ^ 1)) ^ (at & 7)) << 4)) = second ? lo : hi;
     };
+    constexpr int kEach = 4 / kSteps<true>;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < 4; ++j) {
+      uint32_t of_tile[kRows];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) convert(i, j);
+      for (int i = 0; i < kRows; ++i) of_tile[i] = __shfl_sync(~0u, both[i], (lane & 24) + j);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) convert(i, j, of_tile[i]);
+      if (j == 3) CpAsyncWait<1>();
+      if ((j + 1) % kEach == 0) Filled(full + 8 * (stage * kSteps<true> + j / kEach), lane);
     }
-    CpAsyncWait<1>();
-    Filled(full + 8 * stage, lane);
   }
 }
 
@@ -487,36 +490,48 @@ __device__ __forceinline__ void Finish(const Attend& a, Consumer& c, int group, 
     if (group == 0 && c.quad == 0) maxima[c.row + i * 8] = c.max[i];
   }
   ClusterSync();
-  const int t = threadIdx.x, column = (t & 127) * 4, each = kHeads / a.splits, first = int(blockIdx.y) * each;
-  for (int h = first + (t >> 7); h < min(first + each, a.heads); h += 2) {
-    float factor[kMaxSplits], top = -INFINITY, total = 0;
+  // What each part counts for each of this block's heads, over the queries.
+  float* weights = reinterpret_cast<float*>(c.smem + kQ);  // [part][head]
+  const int t = threadIdx.x, each = kHeads / a.splits, first = int(blockIdx.y) * each;
+  if (t < each) {
+    float sum[kMaxSplits], factor[kMaxSplits], top = -INFINITY, total = 0;
 #pragma unroll
     for (int p = 0; p < kMaxSplits; ++p) {
-      factor[p] = -INFINITY;
       if (p >= a.splits) continue;
-      const float sum = RemoteFloat(Remote(c.base + kSums + h * 4, uint32_t(p))) +
-                        RemoteFloat(Remote(c.base + kSums + (kHeads + h) * 4, uint32_t(p)));
-      if (sum == 0) continue;  // an empty part; NaN goes on
-      factor[p] = RemoteFloat(Remote(c.base + kMaxima + h * 4, uint32_t(p)));
-      top = fmaxf(top, factor[p]);
+      const uint32_t at = uint32_t(first + t) * 4;
+      sum[p] = RemoteFloat(Remote(c.base + kSums + at, uint32_t(p))) +
+               RemoteFloat(Remote(c.base + kSums + kHeads * 4 + at, uint32_t(p)));
+      factor[p] = RemoteFloat(Remote(c.base + kMaxima + at, uint32_t(p)));
+      if (sum[p] != 0) top = fmaxf(top, factor[p]);
     }
-    float4 v = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int p = 0; p < kMaxSplits; ++p) {
       if (p >= a.splits) continue;
-      const float sum = RemoteFloat(Remote(c.base + kSums + h * 4, uint32_t(p))) +
-                        RemoteFloat(Remote(c.base + kSums + (kHeads + h) * 4, uint32_t(p)));
-      if (sum == 0) continue;
-      const float f = Exp2(factor[p] - top);
-      const float4 x = RemoteFloat4(Remote(c.base + kK + uint32_t(h * kMergeLd + column) * 4, uint32_t(p)));
-      total = fmaf(sum, f, total);
-      v = make_float4(fmaf(x.x, f, v.x), fmaf(x.y, f, v.y), fmaf(x.z, f, v.z), fmaf(x.w, f, v.w));
+      factor[p] = sum[p] == 0 ? 0.0f : Exp2(factor[p] - top);  // an empty part; NaN goes on
+      total = fmaf(sum[p], factor[p], total);
     }
     const float inverse = total == 0 ? 0.0f : 1.0f / total;
-    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x * inverse, v.y * inverse),
-                                     __floats2bfloat162_rn(v.z * inverse, v.w * inverse)};
-    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.out) + (int64_t(r) * a.heads + h) * kLora +
-                              column) = *reinterpret_cast<const uint2*>(pairs);
+#pragma unroll
+    for (int p = 0; p < kMaxSplits; ++p) {
+      if (p < a.splits) weights[p * kHeads + t] = factor[p] * inverse;
+    }
+  }
+  Join<kConsumers>();
+  const int column = (t & 127) * 4, heads = min(each, a.heads - first);
+#pragma unroll 4
+  for (int h = t >> 7; h < heads; h += 2) {
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll 2
+    for (int p = 0; p < a.splits; ++p) {
+      const float w = weights[p * kHeads + h];
+      const float4 x =
+          RemoteFloat4(Remote(c.base + kK + uint32_t((first + h) * kMergeLd + column) * 4, uint32_t(p)));
+      v = make_float4(fmaf(x.x, w, v.x), fmaf(x.y, w, v.y), fmaf(x.z, w, v.z), fmaf(x.w, w, v.w));
+    }
+    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.out) +
+                              (int64_t(r) * a.heads + first + h) * kLora + column) =
+        *reinterpret_cast<const uint2*>(pairs);
   }
   ClusterSync();  // no block ends while another reads its memory
 }
@@ -556,12 +571,14 @@ __global__ void __launch_bounds__(kThreads, 1) SparseMlaKernel(const __grid_cons
   } else {
     RegistersUp<kConsumerRegisters<kFp8>>();
     const auto* q = static_cast<const uint4*>(a.q) + int64_t(r) * a.heads * (kDim / 8);
-#pragma unroll 6
-    for (int i = t; i < kHeads * kDim / 8; i += 256) {
-      const int h = i / (kDim / 8), p = i % (kDim / 8);
-      const uint4 v = h < a.heads ? __ldg(q + i) : make_uint4(0, 0, 0, 0);
-      *reinterpret_cast<uint4*>(smem + kQ + (p >> 3) * kTileBytes + h * 128 + (((p & 7) ^ (h & 7)) << 4)) = v;
+#pragma unroll
+    for (int k = 0; k < kHeads * kDim / 8 / 256; ++k) {
+      const int i = k * 256 + t, h = i / (kDim / 8), p = i % (kDim / 8);
+      CpAsync16(base + kQ + (p >> 3) * kTileBytes + h * 128 + (((p & 7) ^ (h & 7)) << 4),
+                h < a.heads ? q + i : q, h < a.heads);
     }
+    CpAsyncCommit();
+    CpAsyncWait<0>();
     FenceAsyncShared();
     Join<kConsumers>();
     Consumer c;
