@@ -337,9 +337,7 @@ class CudaBackend final : public ops::Backend {
       t.slab = Slab{rows, 0, kBF16PageBytes, 1, Elem::kBF16};
     }
     if (SparseMlaFits(t)) {
-      t.splits = Splits(t.seqs.rows);
-      if (t.splits > 1)
-        t.partial = q.Scratch<float>(CudaQueue::kPartial, AttendScratchFloats(t.seqs.rows, t.splits));
+      t.splits = deterministic_ ? kSplitsDeterministic : SparseMlaSplits(t.seqs.rows);
       LaunchSparseMla(q.stream(), t);
     } else {
       LaunchAttendAny(q.stream(), t);
@@ -536,12 +534,6 @@ class CudaBackend final : public ops::Backend {
     constexpr int64_t kMostPages = 32768, kLeastRows = 256, kPagesARow = 8;
     return s.rows >= kLeastRows && s.rows > s.seqs &&
            s.num_pages <= std::min(kMostPages, s.rows * kPagesARow);
-  }
-
-  // Parts of a row's list: enough blocks to fill the device.
-  int Splits(int rows) const {
-    if (deterministic_) return kSplitsDeterministic;
-    return rows > 66 ? 1 : rows > 33 ? 2 : rows > 16 ? 4 : rows > 8 ? 8 : 16;
   }
 
   const std::unique_ptr<CudaMemory> memory_;

@@ -50,7 +50,6 @@ class CudaQueue final : public ops::Queue {
     kIndexQuery,
     kIndexWeight,
     kScores,
-    kPartial,
     kSorted,
     kTileGroup,
     kBegins,

@@ -147,6 +147,11 @@ __device__ __forceinline__ void LdMatrix4(uint32_t (&r)[4], uint32_t address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
+__device__ __forceinline__ void StMatrix4(const uint32_t (&r)[4], uint32_t address) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 
 // ---- mbarriers and bulk copies
 __device__ __forceinline__ void BarrierInit(uint32_t bar, uint32_t count) {
@@ -190,6 +195,56 @@ __device__ __forceinline__ void FenceBarrierInit() {
 }
 __device__ __forceinline__ void FenceAsyncShared() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+// ---- clusters
+__device__ __forceinline__ uint32_t ClusterRank() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(r));
+  return r;
+}
+__device__ __forceinline__ uint32_t ClusterSize() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;\n" : "=r"(r));
+  return r;
+}
+__device__ __forceinline__ void ClusterSync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
+                   : "memory");
+}
+__device__ __forceinline__ uint32_t Remote(uint32_t shared, uint32_t rank) {
+  uint32_t r;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(r) : "r"(shared), "r"(rank));
+  return r;
+}
+__device__ __forceinline__ float RemoteFloat(uint32_t address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 RemoteFloat4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+// Places w[x] of four neighbouring lanes as a 4 x 4 transposition: lane q ends with what the four lanes held
+// in w[q].
+__device__ __forceinline__ void Transpose4(uint32_t (&w)[4], int quad) {
+  const bool odd = quad & 1, high = quad & 2;
+  uint32_t s0 = odd ? w[0] : w[1], s1 = odd ? w[2] : w[3];
+  s0 = __shfl_xor_sync(~0u, s0, 1);
+  s1 = __shfl_xor_sync(~0u, s1, 1);
+  const uint32_t a0 = odd ? s0 : w[0], a1 = odd ? w[1] : s0;  // of lanes l & ~1 and l | 1, for word odd
+  const uint32_t b0 = odd ? s1 : w[2], b1 = odd ? w[3] : s1;  // likewise for word 2 + odd
+  const uint32_t t0 = __shfl_xor_sync(~0u, high ? a0 : b0, 2), t1 = __shfl_xor_sync(~0u, high ? a1 : b1, 2);
+  w[0] = high ? t0 : a0;
+  w[1] = high ? t1 : a1;
+  w[2] = high ? b0 : t0;
+  w[3] = high ? b1 : t1;
 }
 
 }  // namespace sluice::cuda

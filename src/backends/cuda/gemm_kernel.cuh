@@ -64,25 +64,6 @@ struct Shape {
   static constexpr int kWarps = kWide ? 16 : 8;  // that free a stage, of all blocks it was filled for
 };
 
-__device__ __forceinline__ uint32_t ClusterRank() {
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(r));
-  return r;
-}
-__device__ __forceinline__ uint32_t ClusterSize() {
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;\n" : "=r"(r));
-  return r;
-}
-__device__ __forceinline__ void ClusterSync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
-                   : "memory");
-}
-__device__ __forceinline__ uint32_t Remote(uint32_t shared, uint32_t rank) {
-  uint32_t r;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(r) : "r"(shared), "r"(rank));
-  return r;
-}
 __device__ __forceinline__ void RemoteArrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(bar) : "memory");
 }
@@ -148,22 +129,6 @@ struct Walk {
     return i;
   }
 };
-
-// Places w[x] of four neighbouring lanes as a 4 x 4 transposition: lane q ends with what the four lanes held
-// in w[q].
-__device__ __forceinline__ void Transpose4(uint32_t (&w)[4], int quad) {
-  const bool odd = quad & 1, high = quad & 2;
-  uint32_t s0 = odd ? w[0] : w[1], s1 = odd ? w[2] : w[3];
-  s0 = __shfl_xor_sync(~0u, s0, 1);
-  s1 = __shfl_xor_sync(~0u, s1, 1);
-  const uint32_t a0 = odd ? s0 : w[0], a1 = odd ? w[1] : s0;  // of lanes l & ~1 and l | 1, for word odd
-  const uint32_t b0 = odd ? s1 : w[2], b1 = odd ? w[3] : s1;  // likewise for word 2 + odd
-  const uint32_t t0 = __shfl_xor_sync(~0u, high ? a0 : b0, 2), t1 = __shfl_xor_sync(~0u, high ? a1 : b1, 2);
-  w[0] = high ? t0 : a0;
-  w[1] = high ? t1 : a1;
-  w[2] = high ? b0 : t0;
-  w[3] = high ? b1 : t1;
-}
 
 template <bool kFp8>
 __device__ __forceinline__ void Wgmma(float (&d)[64], uint64_t a, uint64_t b, bool add) {
@@ -455,11 +420,7 @@ __device__ __forceinline__ void Consume(const Task& t, unsigned char* smem, uint
         float4 sum = make_float4(0, 0, 0, 0);
         for (uint32_t r = 0; r < size; ++r) {
           const uint32_t at = Remote(base + S::kReduce + uint32_t(local * kReduceLd + x % 32 * 4) * 4, r);
-          float4 v;
-          asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                       : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                       : "r"(at)
-                       : "memory");
+          const float4 v = RemoteFloat4(at);
           sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
         }
         const int m = i.tile_m * 64 + local;

@@ -2,6 +2,8 @@
 // are N. Each of a block's two warpgroups streams its own pages through three stages of shared memory; the
 // queries stay there. The same instructions in the same order for every batch, so a row's scores do not
 // depend on it.
+#include <algorithm>
+
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/index_scores.h"
 #include "backends/cuda/wgmma.cuh"
@@ -59,6 +61,40 @@ __global__ void __launch_bounds__(256, 2)
       any |= seqs.seq_of_row[r] >= 0 && (seqs.positions[r] + seqs.slot_shift) / 64 >= page0;
     if (!any) return;
   }
+  const uint32_t queries = SharedAddress(smem);
+  unsigned char* stages = smem + kQueryBytes + group * kStages * kStageBytes;
+  const uint32_t stage_base = SharedAddress(stages);
+  const int u = t & 127;
+  // A segment: rows r .. stop of one sequence. Page numbers are read ahead of the pages.
+  int stop = first, pages = 0;
+  const int32_t* list = nullptr;
+  int32_t ahead = 0;
+  const auto number = [&](int p) -> int32_t { return p < pages ? __ldg(list + p) : 0; };
+  const auto load = [&](int p, int32_t page_number, int stage) {
+    if (p < pages) {
+      const std::byte* page = PageAddress(slab, page_number);
+      const uint32_t to = stage_base + stage * kStageBytes;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int c = i * 128 + u, row = c >> 3, piece = c & 7;
+        CpAsync16(to + row * 128 + ((piece ^ (row & 7)) << 4), page + c * 16, true);
+      }
+      if (u < 16) CpAsync16(to + 8192 + u * 16, page + 8192 + u * 16, true);
+    }
+    CpAsyncCommit();
+  };
+  const auto begin = [&](int r) {
+    const int seq = seqs.seq_of_row[r];
+    stop = r + 1;
+    while (stop < end && seqs.seq_of_row[stop] == seq) ++stop;
+    pages = seq < 0 ? 0 : min(block_pages, (seqs.positions[stop - 1] + seqs.slot_shift) / 64 + 1 - page0);
+    list = seqs.pages + (seq < 0 ? 0 : seqs.page_begin[seq]) + page0;
+    const int32_t a = number(group), b = number(group + 2);
+    ahead = number(group + 4);
+    load(group, a, 0);
+    load(group + 2, b, 1);
+  };
+  begin(first);
   for (int i = t; i < kAll * kHeads * 8; i += 256) {
     const int n = i >> 3, piece = i & 7, r = first + n / kHeads;
     const uint4 v =
@@ -70,31 +106,12 @@ __global__ void __launch_bounds__(256, 2)
     weight[i] = first + i / kHeads < end ? q.w[int64_t(first) * kHeads + i] : 0.0f;
   FenceAsyncShared();
   __syncthreads();
-  const uint32_t queries = SharedAddress(smem);
-  unsigned char* stages = smem + kQueryBytes + group * kStages * kStageBytes;
-  const uint32_t stage_base = SharedAddress(stages);
-  const int u = t & 127;
 
-  for (int r = first; r < end;) {
-    const int seq = seqs.seq_of_row[r];
-    int stop = r + 1;
-    while (stop < end && seqs.seq_of_row[stop] == seq) ++stop;
-    const int pages =
-        seq < 0 ? 0 : min(block_pages, (seqs.positions[stop - 1] + seqs.slot_shift) / 64 + 1 - page0);
-    const int32_t* list = seqs.pages + (seq < 0 ? 0 : seqs.page_begin[seq]) + page0;
-    const auto load = [&](int p, int stage) {
-      if (p < pages) {
-        const std::byte* page = PageAddress(slab, __ldg(list + p));
-        const uint32_t to = stage_base + stage * kStageBytes;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int c = i * 128 + u, row = c >> 3, piece = c & 7;
-          CpAsync16(to + row * 128 + ((piece ^ (row & 7)) << 4), page + c * 16, true);
-        }
-        if (u < 16) CpAsync16(to + 8192 + u * 16, page + 8192 + u * 16, true);
-      }
-      CpAsyncCommit();
-    };
+  for (int r = first; r < end; r = stop) {
+    if (r > first) {
+      asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");  // the last segment's stages are read
+      begin(r);
+    }
     // Of the rows whose results this thread writes: row `quad` of each product (with one row a product, quad
     // 0 writes).
     int limit[kGroups];
@@ -106,15 +123,13 @@ __global__ void __launch_bounds__(256, 2)
       limit[g] = write ? seqs.positions[mine] : -1;
       out[g] = scores + int64_t(write ? mine - row0 : 0) * ld;
     }
-    asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");  // the last segment's stages are read
-    load(group, 0);
-    load(group + 2, 1);
     int stage = 0;
     for (int p = group; p < pages; p += 2) {
       CpAsyncWait<1>();
       FenceAsyncShared();
       asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory");
-      load(p + 4, stage == 0 ? 2 : stage - 1);
+      load(p + 4, ahead, stage == 0 ? 2 : stage - 1);
+      ahead = number(p + 6);
       const uint32_t keys = stage_base + stage * kStageBytes;
       const float* scale = reinterpret_cast<const float*>(stages + stage * kStageBytes + 8192);
       const int key = warp * 16 + (lane >> 2);
@@ -166,21 +181,45 @@ __global__ void __launch_bounds__(256, 2)
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     CpAsyncWait<0>();
-    r = stop;
   }
+}
+
+// Pages a block for few rows: as many as fill the `at_once` blocks that run together evenly, counting what a
+// block costs before its first page.
+int BlockPages(int at_once, int rows, int pages) {
+  constexpr int kStart = 4, kLeast = 4, kMost = 48;
+  int best = kLeast;
+  int64_t best_cost = INT64_MAX;
+  for (int each = kLeast; each <= kMost; ++each) {
+    const int64_t blocks = int64_t(rows) * ((pages + each - 1) / each);
+    const int64_t cost = (blocks + at_once - 1) / at_once * (each + kStart);
+    if (cost < best_cost) {
+      best = each;
+      best_cost = cost;
+    }
+  }
+  return best;
 }
 
 template <int kRows, int kGroups>
 void Launch(cudaStream_t s, const Seqs& seqs, int row0, int rows, const IndexQuery& q, const Slab& slab,
-            int block_pages, bool leaders_only, float* scores, int64_t ld) {
+            bool leaders_only, float* scores, int64_t ld) {
   constexpr int kBytes = kRows * kGroups * kHeads * 128 + 2 * kStages * kStageBytes;
+  const auto kernel = ScoresKernel<kRows, kGroups>;
   static const cudaError_t sized =
-      cudaFuncSetAttribute(ScoresKernel<kRows, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (sized != cudaSuccess) return;
+  static const int at_once = [&] {
+    int device = 0, processors = 0, blocks = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 256, kBytes);
+    return std::max(processors * blocks, 1);
+  }();
   const int pages = (seqs.max_context + seqs.slot_shift + 63) / 64, each = leaders_only ? 1 : kRows * kGroups;
+  const int block_pages = leaders_only ? BlockPages(at_once, seqs.seqs, pages) : 64;
   const dim3 grid(unsigned((pages + block_pages - 1) / block_pages), unsigned((rows + each - 1) / each));
-  ScoresKernel<kRows, kGroups>
-      <<<grid, 256, kBytes, s>>>(seqs, row0, rows, q, slab, block_pages, leaders_only, scores, ld);
+  kernel<<<grid, 256, kBytes, s>>>(seqs, row0, rows, q, slab, block_pages, leaders_only, scores, ld);
 }
 
 }  // namespace
@@ -188,11 +227,11 @@ void Launch(cudaStream_t s, const Seqs& seqs, int row0, int rows, const IndexQue
 void LaunchScoresE4M3(cudaStream_t s, const Seqs& seqs, int row0, int rows, const IndexQuery& q,
                       const Slab& slab, float* scores, int64_t ld) {
   if (seqs.rows >= 8 * seqs.seqs) {
-    Launch<4, 2>(s, seqs, row0, rows, q, slab, 64, false, scores, ld);
+    Launch<4, 2>(s, seqs, row0, rows, q, slab, false, scores, ld);
   } else if (seqs.rows == seqs.seqs) {
-    Launch<1, 1>(s, seqs, row0, rows, q, slab, 16, true, scores, ld);
+    Launch<1, 1>(s, seqs, row0, rows, q, slab, true, scores, ld);
   } else {
-    Launch<4, 1>(s, seqs, row0, rows, q, slab, 16, true, scores, ld);
+    Launch<4, 1>(s, seqs, row0, rows, q, slab, true, scores, ld);
   }
 }
 

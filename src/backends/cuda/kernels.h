@@ -212,12 +212,11 @@ struct Attend {
   Slab slab;
   const int32_t* selected = nullptr;  // null: every position
   const int32_t* count = nullptr;
-  void* out = nullptr;       // [rows, heads, kv_lora] Act
-  float* partial = nullptr;  // scratch of AttendScratchFloats
-  int splits = 1;            // parts of a row's list that are computed apart and merged in order
+  void* out = nullptr;  // [rows, heads, kv_lora] Act
+  int splits = 1;       // parts of a row's list that are computed apart and merged in order: 1, 2, 4 or 8
 };
-constexpr int kMaxSplits = 16;
-inline int64_t AttendScratchFloats(int64_t rows, int splits) { return rows * splits * 64 * (512 + 2); }
+constexpr int kMaxSplits = 8;
+int SparseMlaSplits(int rows);        // the most parts with which all rows run at once
 bool SparseMlaFits(const Attend& a);  // 512 + 64, bf16 or fp8 rows, at most 64 heads
 void LaunchSparseMla(cudaStream_t s, const Attend& a);
 void LaunchAttendAny(cudaStream_t s, const Attend& a);  // any shape, slow

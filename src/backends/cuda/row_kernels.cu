@@ -210,6 +210,116 @@ __global__ void __launch_bounds__(128)
   if (t == 0) reinterpret_cast<float*>(base + int64_t(kPage) * dim)[offset[r]] = s;
 }
 
+constexpr int kWriteRows = 8;  // of a block of the next two kernels, a warp each
+
+// Rows of 512 + 64 values: a warp a row, lane l takes values 4 l .. of each tile of 128 and one pair of the
+// rope's.
+template <bool kFp8>
+__global__ void __launch_bounds__(kWriteRows * 32)
+    WriteLatent576Kernel(const float* ckv, int64_t ld, const float* norm, float eps, const int32_t* positions,
+                         Rope rope, const int32_t* page, const int32_t* offset, int rows, Slab slab) {
+  constexpr int kLora = 512, kHalf = 32;
+  constexpr int64_t kRowBytes = kFp8 ? kLora + 16 + 4 * kHalf : 2 * kLora + 4 * kHalf;
+  const int r = int(blockIdx.x) * kWriteRows + int(threadIdx.x >> 5), lane = threadIdx.x & 31;
+  if (r >= rows) return;
+  const int32_t at = __ldg(page + r), slot = __ldg(offset + r), position = __ldg(positions + r);
+  const float* x = ckv + int64_t(r) * ld;
+  float4 v[4];  // before the page is known
+#pragma unroll
+  for (int j = 0; j < 4; ++j) v[j] = __ldcs(reinterpret_cast<const float4*>(x + j * 128) + lane);
+  float2 tail;
+  if (rope.interleave) {
+    tail = __ldcs(reinterpret_cast<const float2*>(x + kLora) + lane);
+  } else {
+    tail = make_float2(__ldcs(x + kLora + lane), __ldcs(x + kLora + kHalf + lane));
+  }
+  if (at < 0) return;
+  const int64_t angle = int64_t(position) * kHalf + lane;
+  const float c = __ldg(rope.cos + angle), d = __ldg(rope.sin + angle);
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+  const float scale = rsqrtf(WarpSum(sum) / float(kLora) + eps);
+  std::byte* out = MutablePage(slab, at) + int64_t(slot) * kRowBytes;
+  float mine = 0;  // the scale of tile `lane`
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float4 w = __ldg(reinterpret_cast<const float4*>(norm + j * 128) + lane);
+    const float4 y =
+        make_float4(v[j].x * scale * w.x, v[j].y * scale * w.y, v[j].z * scale * w.z, v[j].w * scale * w.w);
+    if constexpr (kFp8) {
+      // As unsigned numbers magnitudes keep their order, NaN above all.
+      const uint32_t most = max(max(__float_as_uint(fabsf(y.x)), __float_as_uint(fabsf(y.y))),
+                                max(__float_as_uint(fabsf(y.z)), __float_as_uint(fabsf(y.w))));
+      const float s = ScaleOf(__uint_as_float(__reduce_max_sync(~0u, most))), inverse = 1.0f / s;
+      mine = lane == j ? s : mine;
+      reinterpret_cast<uint32_t*>(out + j * 128)[lane] =
+          Pack4E4M3(y.x * inverse, y.y * inverse, y.z * inverse, y.w * inverse);
+    } else {
+      const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(y.x, y.y), __floats2bfloat162_rn(y.z, y.w)};
+      reinterpret_cast<uint2*>(out + j * 256)[lane] = *reinterpret_cast<const uint2*>(pairs);
+    }
+  }
+  if (kFp8 && lane < 4) reinterpret_cast<float*>(out + kLora)[lane] = mine;
+  auto* to = reinterpret_cast<__nv_bfloat16*>(out + (kFp8 ? kLora + 16 : 2 * kLora));
+  const float a = tail.x * c - tail.y * d, b = tail.y * c + tail.x * d;
+  if (rope.interleave) {
+    reinterpret_cast<__nv_bfloat162*>(to)[lane] = __floats2bfloat162_rn(a, b);
+  } else {
+    to[lane] = __float2bfloat16_rn(a);
+    to[kHalf + lane] = __float2bfloat16_rn(b);
+  }
+}
+
+// Index keys of 128 values, 64 of them turned, as fp8: a warp a row, four values a lane.
+__global__ void __launch_bounds__(kWriteRows * 32)
+    WriteIndex128Kernel(const float* k, int64_t ld, const float* norm, const float* bias, float eps,
+                        const int32_t* positions, Rope rope, const int32_t* page, const int32_t* offset,
+                        int rows, Slab slab) {
+  constexpr int kDim = 128, kHalf = 32;
+  const int r = int(blockIdx.x) * kWriteRows + int(threadIdx.x >> 5), lane = threadIdx.x & 31;
+  if (r >= rows) return;
+  const int32_t at = __ldg(page + r), slot = __ldg(offset + r), position = __ldg(positions + r);
+  const float4 x = __ldcs(reinterpret_cast<const float4*>(k + int64_t(r) * ld) + lane);
+  if (at < 0) return;
+  const float4 w = __ldg(reinterpret_cast<const float4*>(norm) + lane),
+               shift = __ldg(reinterpret_cast<const float4*>(bias) + lane);
+  const int64_t angle = int64_t(position) * kHalf;
+  const float mean = WarpSum(x.x + x.y + x.z + x.w) / float(kDim);
+  const float4 d = make_float4(x.x - mean, x.y - mean, x.z - mean, x.w - mean);
+  const float scale = rsqrtf(WarpSum(d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w) / float(kDim) + eps);
+  float y[4] = {d.x * scale * w.x + shift.x, d.y * scale * w.y + shift.y, d.z * scale * w.z + shift.z,
+                d.w * scale * w.w + shift.w};
+  if (rope.interleave) {
+    if (lane < 16) {
+      const float2 c = __ldg(reinterpret_cast<const float2*>(rope.cos + angle) + lane),
+                   s = __ldg(reinterpret_cast<const float2*>(rope.sin + angle) + lane);
+      const float a0 = y[0] * c.x - y[1] * s.x, b0 = y[1] * c.x + y[0] * s.x;
+      const float a1 = y[2] * c.y - y[3] * s.y, b1 = y[3] * c.y + y[2] * s.y;
+      y[0] = a0;
+      y[1] = b0;
+      y[2] = a1;
+      y[3] = b1;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float other = __shfl_xor_sync(~0u, y[i], 8);
+      if (lane >= 16) continue;
+      const float c = __ldg(rope.cos + angle + (lane & 7) * 4 + i),
+                  s = __ldg(rope.sin + angle + (lane & 7) * 4 + i);
+      y[i] = lane < 8 ? y[i] * c - other * s : y[i] * c + other * s;
+    }
+  }
+  const uint32_t most = max(max(__float_as_uint(fabsf(y[0])), __float_as_uint(fabsf(y[1]))),
+                            max(__float_as_uint(fabsf(y[2])), __float_as_uint(fabsf(y[3]))));
+  const float s = ScaleOf(__uint_as_float(__reduce_max_sync(~0u, most))), inverse = 1.0f / s;
+  std::byte* base = MutablePage(slab, at);
+  reinterpret_cast<uint32_t*>(base + int64_t(slot) * kDim)[lane] =
+      Pack4E4M3(y[0] * inverse, y[1] * inverse, y[2] * inverse, y[3] * inverse);
+  if (lane == 0) reinterpret_cast<float*>(base + int64_t(kPage) * kDim)[slot] = s;
+}
+
 template <typename T>
 __global__ void SiluMulKernel(const float* gate_up, int dim, T* act) {
   const int64_t r = blockIdx.y;
@@ -279,6 +389,8 @@ __global__ void __launch_bounds__(1024) ArgmaxRowsKernel(const float* x, int dim
   }
 }
 
+bool Aligned16(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
+
 }  // namespace
 
 void LaunchEmbed(cudaStream_t s, const void* table, Elem dtype, const float* scale, int block_n, int block_k,
@@ -338,6 +450,13 @@ void LaunchWriteLatent(cudaStream_t s, const float* ckv, int64_t ld, const float
                        const int32_t* positions, Rope rope, const int32_t* page, const int32_t* offset,
                        int rows, int lora, int rope_dim, Slab slab) {
   if (rows == 0) return;
+  if (lora == 512 && rope_dim == 64 && rope.half == 32 && slab.format != Elem::kF32 && ld % 4 == 0 &&
+      Aligned16(ckv) && Aligned16(norm)) {
+    const auto kernel = slab.format == Elem::kE4M3 ? WriteLatent576Kernel<true> : WriteLatent576Kernel<false>;
+    kernel<<<(rows + kWriteRows - 1) / kWriteRows, kWriteRows * 32, 0, s>>>(ckv, ld, norm, eps, positions,
+                                                                            rope, page, offset, rows, slab);
+    return;
+  }
   WriteLatentKernel<<<rows, 128, 0, s>>>(ckv, ld, norm, eps, positions, rope, page, offset, lora, rope_dim,
                                          slab);
 }
@@ -346,6 +465,12 @@ void LaunchWriteIndex(cudaStream_t s, const float* k, int64_t ld, const float* n
                       float eps, const int32_t* positions, Rope rope, const int32_t* page,
                       const int32_t* offset, int rows, int dim, int, Slab slab) {
   if (rows == 0) return;
+  if (dim == 128 && rope.half == 32 && slab.format == Elem::kE4M3 && ld % 4 == 0 && Aligned16(k) &&
+      Aligned16(norm) && Aligned16(bias) && Aligned16(rope.cos) && Aligned16(rope.sin)) {
+    WriteIndex128Kernel<<<(rows + kWriteRows - 1) / kWriteRows, kWriteRows * 32, 0, s>>>(
+        k, ld, norm, bias, eps, positions, rope, page, offset, rows, slab);
+    return;
+  }
   WriteIndexKernel<<<rows, 128, size_t(dim) * 4, s>>>(k, ld, norm, bias, eps, positions, rope, page, offset,
                                                       dim, slab);
 }
