@@ -80,6 +80,8 @@ struct Row {
   StepTimer timer;
 };
 
+constexpr int64_t kScoreBytes = int64_t(1) << 28;  // room for index scores
+
 // Sequences of equal length in one pool. All hold copies of the same real rows.
 class BatchBench {
  public:
@@ -91,13 +93,11 @@ class BatchBench {
     ASSIGN_OR_RETURN(const KvLayout layout, KvLayout::Make(loaded.config, kv));
     ASSIGN_OR_RETURN(
         b->pool_, DevicePool::Make(layout, 1, max_batch * b->pages_per_seq_ + 1, loaded.backend->memory()));
-    ops::Limits op_limits;
-    op_limits.max_rows = max_rows;
-    op_limits.max_context = max_context + 1;
-    op_limits.max_index_heads = loaded.config.index.num_heads;
+    const ModelLimits limits{max_rows, max_batch, max_batch, max_context + 1};
+    ops::Limits op_limits = OpLimits(loaded.config, limits);
+    op_limits.score_bytes = std::min<int64_t>(max_rows * op_limits.ScoreRowBytes(), kScoreBytes);
     RETURN_IF_ERROR(loaded.backend->Plan(op_limits));
-    ASSIGN_OR_RETURN(b->buffers_, ModelBuffers::Make(loaded.config, *loaded.backend,
-                                                     {max_rows, max_batch, max_batch, max_context + 1}));
+    ASSIGN_OR_RETURN(b->buffers_, ModelBuffers::Make(loaded.config, *loaded.backend, limits));
     b->queue_ = loaded.backend->MakeQueue(loaded.threads, -1);
     return b;
   }
@@ -129,14 +129,21 @@ class BatchBench {
     options.timer = timer;
     options.dequant_only_topk = dequant != Dequant::kAll;
     options.dequant_freely = dequant == Dequant::kFaster;
+    const bool checked = timer == nullptr;  // a timer waits at each border
+    if (checked) queue_->BeginStep();
     queue_->Mark(false);
-    RETURN_IF_ERROR(loaded_.model->Forward(*queue_, m, *pool_, *buffers_, options));
-    Head(wanted, timer);
+    const Status forward = loaded_.model->Forward(*queue_, m, *pool_, *buffers_, options);
+    if (forward.ok()) Head(wanted, timer);
     queue_->Mark(true);
     queue_->Synchronize();
+    const Status step = checked ? queue_->EndStep(1) : OkStatus();
     device_seconds_ += queue_->MarkedSeconds();
-    return queue_->status();
+    RETURN_IF_ERROR(forward);
+    RETURN_IF_ERROR(queue_->status());
+    return step;
   }
+  // With --debug-device: steps from here on are checked.
+  void WarmedUp() { queue_->WarmedUp(); }
 
   // Greedy tokens of these rows, as far as the device takes them.
   void Head(std::span<const int32_t> rows, StepTimer* timer) {
@@ -347,6 +354,7 @@ StatusOr<int> Run(CommandLine& line) {
     }
   }
   for (int64_t round = 0; round <= rounds; ++round) {  // round 0 warms up
+    if (round == 1) bench->WarmedUp();
     for (Row& r : rows) {
       // The zones come from the last round: on the processor from its timed steps, on a device from one step
       // more, since there every zone's end is waited for.

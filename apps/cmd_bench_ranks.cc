@@ -252,11 +252,8 @@ StatusOr<int> Run(CommandLine& line) {
   if (!line.Has("--plan-only")) {
     const int64_t max_tokens = std::max(prefill, context + 1);
     const int64_t max_rows = std::max({std::min(chunk, prefill), batch, std::min<int64_t>(chunk, context)});
-    ops::Limits limits;
-    limits.max_rows = max_rows;
-    limits.max_context = max_tokens;
-    limits.max_index_heads = loaded->config.index.num_heads;
-    RETURN_IF_ERROR(loaded->backend->Plan(limits));
+    const ModelLimits limits{max_rows, batch, batch, max_tokens};
+    RETURN_IF_ERROR(loaded->backend->Plan(OpLimits(loaded->config, limits)));
     const int each = std::max(1, loaded->threads / ranks);
     ASSIGN_OR_RETURN(const auto one,
                      Side::Make(*loaded, layout, server, 1, loaded->threads, batch, max_tokens, max_rows));

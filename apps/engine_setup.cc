@@ -12,6 +12,7 @@
 #include "engine/pd_role.h"
 #include "engine/threaded_engine.h"
 #include "exec/model_runner.h"
+#include "exec/warm_up.h"
 #include "kv/device_pool.h"
 #include "kv/host_pool.h"
 #include "storage/open_storage.h"
@@ -19,7 +20,8 @@
 namespace sluice {
 namespace {
 
-constexpr int64_t kLogitsRows = 64;  // rows of one pass through the head: bounds the logits buffer
+constexpr double kDeviceStepSeconds = 300;  // --watchdog-timeout of a GPU, where none is given
+constexpr int64_t kLogitsRows = 64;         // rows of one pass through the head: bounds the logits buffer
 
 StatusOr<EvictionPolicy> ParseEviction(const std::string& name) {
   if (name == "lru") return EvictionPolicy::kLru;
@@ -160,19 +162,19 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
       ranks == 1 ? max_rows
                  : CeilDiv(max_rows - running * (drafts + 1), ranks) + running * (drafts + 3) + ranks;
   group.limits.max_seqs = running;
-  group.limits.max_logits_rows = std::min(group.limits.max_rows, kLogitsRows);
+  // A device is waited for after every pass, so one has room for all rows that are sampled.
+  const int64_t logits_rows =
+      model->backend->memory() != nullptr ? std::max(kLogitsRows, running * (drafts + 1)) : kLogitsRows;
+  group.limits.max_logits_rows = std::min(group.limits.max_rows, logits_rows);
   group.limits.max_context = model->context_length;
-  ops::Limits backend_limits;
-  backend_limits.max_rows = group.limits.max_rows;
-  backend_limits.max_context = group.limits.max_context;
-  backend_limits.max_index_heads = model->config.index.num_heads;
-  RETURN_IF_ERROR(model->backend->Plan(backend_limits));
+  ops::Limits backend_limits = OpLimits(model->config, group.limits);
   int64_t working_bytes = 0;  // the pools are planned before the ranks exist: measure one rank's buffers
   {
     ASSIGN_OR_RETURN(const auto probe, ModelBuffers::Make(model->config, *model->backend, group.limits));
     working_bytes = probe->bytes() * ranks;
     working_bytes += RankGroup::GatherBytes(stack->layout, group);
     if (group.spread_experts) working_bytes += ExpertExchangeOptions().buffer_bytes * ranks;
+    working_bytes += model->backend->ScratchBytes(backend_limits) * ranks;
   }
   if (drafts > 0) {
     // States that the draft layer waits for, per slot, and those of a step's rows.
@@ -187,6 +189,10 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   memory.fraction = config.mem_fraction_static;
   memory.weight_bytes = model->model->packed_bytes();
   memory.staging_bytes = working_bytes;
+  if (model->backend->memory() != nullptr) {
+    memory.score_row_bytes = backend_limits.ScoreRowBytes();
+    memory.score_rows = group.limits.max_rows;
+  }
   memory.lanes = ranks;
   memory.page_bytes = stack->layout.page_bytes();
   memory.max_total_tokens = config.max_total_tokens;
@@ -197,6 +203,8 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   memory.host_gb_per_rank = config.hicache_size_gb;
   ASSIGN_OR_RETURN(stack->memory, PlanMemory(memory));
   stack->notices.push_back(stack->memory.ToString());
+  backend_limits.score_bytes = stack->memory.score_bytes;
+  RETURN_IF_ERROR(model->backend->Plan(backend_limits));
   if (stack->memory.device_tokens() < model->context_length) {
     stack->notices.push_back(
         fmt::format("the cache holds {} tokens, fewer than the context of {}: a longer request is refused or "
@@ -212,6 +220,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
                     stack->memory.host_tokens(), longest));
   }
 
+  ModelRunnerOptions runner;
   auto foundation = std::make_shared<Foundation>();
   foundation->model = model;
   const bool shared =
@@ -253,6 +262,8 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
     ASSIGN_OR_RETURN(foundation->host,
                      HostPool::Make(stack->layout, order, stack->memory.lanes,
                                     stack->memory.host_pages_per_lane, model->backend->memory()));
+    ASSIGN_OR_RETURN(runner.io_backend, ParseIoBackend(config.hicache_io_backend));
+    RETURN_IF_ERROR(PlanCopier::Make(runner.io_backend, *foundation->device, *foundation->host).status());
   }
   if (HasStorage(config)) {
     ASSIGN_OR_RETURN(foundation->storage->storage,
@@ -261,7 +272,6 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
     stack->notices.push_back("storage: " + foundation->storage->storage->Describe());
   }
 
-  ModelRunnerOptions runner;
   runner.num_slots = NumSlots(options.loop.scheduler);
   runner.max_rows = max_rows;
   runner.max_logits_rows = group.limits.max_logits_rows;
@@ -269,6 +279,16 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   runner.dequant_verify = config.nsa_dequant_verify;
   runner.draft_tokens = int32_t(drafts);
   runner.rank_rows = group.limits.max_rows;
+  runner.step_seconds = config.watchdog_timeout_s > 0 ? config.watchdog_timeout_s
+                        : config.device == "cuda"     ? kDeviceStepSeconds
+                                                      : 0;
+  if (config.dsa_prefill_backend != "auto") {
+    stack->notices.push_back(
+        fmt::format("--dsa-prefill-backend {} and --dsa-decode-backend {}: the {} backend's own kernels read "
+                    "the cache's {}",
+                    config.dsa_prefill_backend, config.dsa_decode_backend, config.device,
+                    stack->layout.latent_dtype() == DType::kF8E4M3 ? "packed fp8 rows" : "bf16 rows"));
+  }
   EngineParts parts;
   if (config.disaggregation_mode != "null") {
     disagg::NodeOptions node = NodeOptionsFor(config, *model);
@@ -298,6 +318,10 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   stack->storage = foundation->storage;
   ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> rank_group,
                    RankGroup::Make(*model->model, *model->backend, *foundation->device, group));
+  if (model->backend->memory() != nullptr) {
+    ASSIGN_OR_RETURN(const WarmUpReport warm, WarmUp(*rank_group, *foundation->device, group.limits, clock));
+    stack->notices.push_back(warm.ToString());
+  }
   auto model_runner = std::make_unique<ModelRunner>(*model->model, std::move(rank_group), *foundation->device,
                                                     foundation->host.get(), runner);
   stack->times = &model_runner->times();

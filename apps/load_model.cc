@@ -26,7 +26,8 @@ StatusOr<DType> CacheDType(std::string_view flag, std::string_view value, DType 
 StatusOr<std::unique_ptr<ops::Backend>> CudaBackend(const ServerConfig& config, DType act) {
   return cuda::MakeCudaBackend({.act = act,
                                 .deterministic = config.deterministic_inference,
-                                .graph_rows = config.disable_cuda_graph ? 0 : config.cuda_graph_max_bs});
+                                .graph_rows = config.disable_cuda_graph ? 0 : config.cuda_graph_max_bs,
+                                .check_steps = config.debug_device});
 }
 #else
 StatusOr<std::unique_ptr<ops::Backend>> CudaBackend(const ServerConfig&, DType) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "config/config_file.h"
+#include "config/dsa_backends.h"
 #include "config/flag_values.h"
 #include "config/idle_flags.h"
 #include "config/json_argument.h"
@@ -134,6 +135,7 @@ class CommandLineParser {
       if (const Status s = CheckOverrides(line_.server.overrides); !s.ok()) Problem(std::string(Message(s)));
       for (std::string& problem : IllegalCombinations(line_.server, nullptr))
         problems_.push_back(std::move(problem));
+      ChooseRows();
       // Also when no backend reads it.
       if (const auto json = ReadJsonArgument("--hicache-storage-backend-extra-config",
                                              line_.server.hicache_storage_extra_config);
@@ -153,6 +155,16 @@ class CommandLineParser {
 
  private:
   void Problem(std::string text) { problems_.push_back(std::move(text)); }
+
+  // An unset side of the sparse kernels follows the set one.
+  void ChooseRows() {
+    ServerConfig& c = line_.server;
+    StatusOr<DsaBackends> chosen =
+        ChooseDsaBackends(c.dsa_prefill_backend, c.dsa_decode_backend, c.kv_cache_dtype, c.dtype);
+    if (!chosen.ok()) return Problem(std::string(Message(chosen.status())));
+    c.dsa_prefill_backend = std::move(chosen->prefill);
+    c.dsa_decode_backend = std::move(chosen->decode);
+  }
 
   // What a word is called when it is an option here, and how many values it takes.
   struct Known {

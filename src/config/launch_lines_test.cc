@@ -51,13 +51,11 @@ const LaunchLine kLines[] = {
      "glm45 "
      "--mem-fraction-static 0.8 --kv-cache-dtype fp8_e4m3 --attention-backend nsa --nsa-prefill-backend "
      "flashmla_sparse "
-     "--nsa-decode-backend fa3 --page-size 64 --host 0.0.0.0 --port 30000 --enable-metrics",
+     "--nsa-decode-backend flashmla_kv --page-size 64 --host 0.0.0.0 --port 30000 --enable-metrics",
      "",
      "--model-path --tp --mem-fraction-static --kv-cache-dtype --page-size --host --port --tool-call-parser "
-     "--reasoning-parser",
-     "--trust-remote-code --attention-backend --nsa-prefill-backend "
-     "--nsa-decode-backend --enable-metrics",
-     ""},
+     "--reasoning-parser --nsa-prefill-backend --nsa-decode-backend",
+     "--trust-remote-code --attention-backend --enable-metrics", ""},
     {"GLM-5.1 with index sharing by override",
      "--model-path zai-org/GLM-5.1-FP8 --json-model-override-args {\"index_topk_freq\":4} "
      "--chunked-prefill-size 4096 "
@@ -93,6 +91,13 @@ const LaunchLine kLines[] = {
      "--mem-fraction-static",
      "--dist-init-addr --trust-remote-code --disaggregation-ib-device",
      "--dp --enable-dp-attention --nnodes --node-rank"},
+    {"sparse kernels of different rows",
+     "--model-path zai-org/GLM-5-FP8 --kv-cache-dtype fp8_e4m3 --nsa-prefill-backend flashmla_sparse "
+     "--nsa-decode-backend fa3",
+     "--dsa-prefill-backend flashmla_sparse reads packed fp8 rows (e4m3, scales, bf16 rope) and "
+     "--dsa-decode-backend fa3 reads bf16 rows: one cache holds the rows of both phases; name one of the two "
+     "and leave the other out, or name two of the same rows",
+     "--model-path --kv-cache-dtype --nsa-prefill-backend --nsa-decode-backend", "", ""},
     {"three cache tiers",
      "--model-path zai-org/GLM-5-FP8 --enable-hierarchical-cache --hicache-ratio 2 --hicache-write-policy "
      "write_through "

@@ -5,12 +5,21 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "kv/page_copy.h"
 
 namespace sluice {
 
-CopyWorker::CopyWorker(const DevicePool& device, const HostPool& host)
-    : device_(device), host_(host), layers_(device.layout().layers()), thread_([this] { Loop(); }) {
+namespace {
+std::unique_ptr<PlanCopier> MakeCopier(const DevicePool& device, const HostPool& host, IoBackend backend) {
+  auto made = PlanCopier::Make(backend, device, host);
+  SLUICE_CHECK(made.ok(), "{}", Message(made.status()));
+  return std::move(*made);
+}
+}  // namespace
+
+CopyWorker::CopyWorker(const DevicePool& device, const HostPool& host, IoBackend backend)
+    : copier_(MakeCopier(device, host, backend)),
+      layers_(device.layout().layers()),
+      thread_([this] { Loop(); }) {
   SLUICE_CHECK(std::is_sorted(layers_.begin(), layers_.end()), "layers are not in order");
 }
 
@@ -76,12 +85,16 @@ void CopyWorker::Loop() {
     }
     CopyCount loaded, backed_up;
     if (!loads.empty()) {
+      copier_->Begin(loads);
       for (size_t i = 0; i < layers_.size(); ++i) {
-        for (const CopyPlan& plan : loads) loaded += CopyLayer(plan, layers_[i], device_, host_, -1);
+        loaded += copier_->Layer(layers_[i]);
         Advance(int32_t(i) + 1);
       }
     }
-    for (const CopyPlan& plan : backups) backed_up += CopyPages(plan, device_, host_, -1);
+    if (!backups.empty()) {
+      copier_->Begin(backups);
+      backed_up = copier_->All();
+    }
     bytes_loaded_.fetch_add(loaded.bytes, std::memory_order_relaxed);
     bytes_backed_up_.fetch_add(backed_up.bytes, std::memory_order_relaxed);
     {

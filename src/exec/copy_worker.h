@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -17,13 +18,14 @@
 #include "kv/copy_plan.h"
 #include "kv/device_pool.h"
 #include "kv/host_pool.h"
+#include "kv/page_copier.h"
 
 namespace sluice {
 
 class CopyWorker {
  public:
-  // Pools outlive the worker.
-  CopyWorker(const DevicePool& device, const HostPool& host);
+  // Pools outlive the worker. REQUIRES a backend that goes with the pools (PlanCopier::Make).
+  CopyWorker(const DevicePool& device, const HostPool& host, IoBackend backend);
   ~CopyWorker();
 
   // REQUIRES the step before to be finished. The plans stay as they are until Finish.
@@ -45,8 +47,7 @@ class CopyWorker {
   void Loop();
   void Advance(int32_t layers);
 
-  const DevicePool& device_;
-  const HostPool& host_;
+  const std::unique_ptr<PlanCopier> copier_;  // the thread's
   const std::vector<LogicalLayer> layers_;
   std::mutex mutex_;
   std::condition_variable work_, progress_;

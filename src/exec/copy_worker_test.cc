@@ -4,7 +4,6 @@
 
 #include "gtest/gtest.h"
 #include "kv/layout_fixture.h"
-#include "kv/page_copy.h"
 
 namespace sluice {
 namespace {
@@ -15,6 +14,9 @@ class CopyWorkerTest : public ::testing::TestWithParam<HostLayout> {
   const std::unique_ptr<DevicePool> device_ = DevicePool::Make(layout_, 1, 9).value();
   const std::unique_ptr<HostPool> host_ = HostPool::Make(layout_, GetParam(), 1, 16).value();
 
+  static IoBackend Backend() {
+    return GetParam() == HostLayout::kPageFirst ? IoBackend::kKernel : IoBackend::kDirect;
+  }
   void Fill(PageId page, int value) {
     int k = value;
     for (const KvPiece& piece : layout_.pieces())
@@ -34,7 +36,7 @@ class CopyWorkerTest : public ::testing::TestWithParam<HostLayout> {
 };
 
 TEST_P(CopyWorkerTest, PagesComeBackAsTheyWentThroughTheHost) {
-  CopyWorker worker(*device_, *host_);
+  CopyWorker worker(*device_, *host_, Backend());
   CopyPlan out{1, CopyDirection::kDeviceToHost, {}}, in{2, CopyDirection::kHostToDevice, {}};
   for (int i = 0; i < 4; ++i) {
     Fill(PageId(1 + i), 10 * i);
@@ -56,7 +58,7 @@ TEST_P(CopyWorkerTest, PagesComeBackAsTheyWentThroughTheHost) {
 }
 
 TEST_P(CopyWorkerTest, LayersBecomeReadableInOrderOverManySteps) {
-  CopyWorker worker(*device_, *host_);
+  CopyWorker worker(*device_, *host_, Backend());
   CopyPlan in{1, CopyDirection::kHostToDevice, {}};
   for (int i = 0; i < 8; ++i) in.pages.push_back({PageId(1 + i), HostPageId(i)});
   for (int step = 0; step < 200; ++step) {

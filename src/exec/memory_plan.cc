@@ -79,6 +79,17 @@ int64_t CgroupRest(const std::string& root) {
   return rest;
 }
 
+// Larger pieces are not faster.
+constexpr int64_t kMostScoreBytes = int64_t(1) << 28;
+
+// Half of what is left stays free: for what the driver keeps of kernels and recorded launches.
+int64_t ScoreBytes(const MemoryInputs& in, int64_t taken) {
+  if (in.score_row_bytes == 0) return 0;
+  const int64_t room = std::max<int64_t>(0, in.free_bytes - taken) / 2 / in.lanes;
+  const int64_t rows = std::min(room, kMostScoreBytes) / in.score_row_bytes;
+  return std::clamp<int64_t>(rows, 1, std::max<int64_t>(1, in.score_rows)) * in.score_row_bytes;
+}
+
 }  // namespace
 
 int64_t FreeMemoryBytes(const std::string& root) {
@@ -128,8 +139,11 @@ StatusOr<MemoryPlan> PlanMemory(const MemoryInputs& in) {
     }
   } else {
     const int64_t wanted = CeilDiv(in.max_running * in.context_length, kPageTokens * in.lanes);
-    plan.device_pages_per_lane = std::max<int64_t>(1, std::min(rest / 2 / per_page_all_lanes - 1, wanted));
+    // A device with memory of its own shares it with no host tier.
+    const int64_t room = in.separate_host_bytes > 0 ? rest : rest / 2;
+    plan.device_pages_per_lane = std::max<int64_t>(1, std::min(room / per_page_all_lanes - 1, wanted));
   }
+  plan.score_bytes = ScoreBytes(in, std::max(plan.budget_bytes, fixed + plan.device_bytes()));
   if (!in.host_tier) return plan;
   // A device with memory of its own leaves the host's to the host tier.
   const bool separate = in.separate_host_bytes > 0;
@@ -164,12 +178,15 @@ StatusOr<MemoryPlan> PlanMemory(const MemoryInputs& in) {
 
 std::string MemoryPlan::ToString() const {
   return fmt::format(
-      "memory: budget {:.2f} GiB = weights {:.2f} + working {:.2f} + device pages {:.2f} ({} tokens) + host "
-      "pages {:.2f} ({} "
-      "tokens) + {:.2f} unused",
-      Gib(budget_bytes), Gib(weight_bytes), Gib(staging_bytes), Gib(device_bytes()), device_tokens(),
-      Gib(host_bytes()), host_tokens(),
-      Gib(std::max<int64_t>(0, budget_bytes - weight_bytes - staging_bytes - device_bytes() - host_bytes())));
+             "memory: budget {:.2f} GiB = weights {:.2f} + working {:.2f} + device pages {:.2f} ({} tokens) "
+             "+ host "
+             "pages {:.2f} ({} "
+             "tokens) + {:.2f} unused",
+             Gib(budget_bytes), Gib(weight_bytes), Gib(staging_bytes), Gib(device_bytes()), device_tokens(),
+             Gib(host_bytes()), host_tokens(),
+             Gib(std::max<int64_t>(
+                 0, budget_bytes - weight_bytes - staging_bytes - device_bytes() - host_bytes()))) +
+         (score_bytes > 0 ? fmt::format("; index scores {:.3f} beside it", Gib(score_bytes * lanes)) : "");
 }
 
 }  // namespace sluice

@@ -34,6 +34,47 @@ TEST(MemoryPlan, DeviceTakesHalfOfTheRestAndHostTheOtherHalf) {
   EXPECT_NEAR(double(plan.host_bytes()), double(rest) / 2, 4 << 20);  // ratio 2 is clipped
 }
 
+TEST(MemoryPlan, ADeviceWithMemoryOfItsOwnTakesAllOfTheRest) {
+  MemoryInputs in = Inputs();
+  in.host_tier = true;
+  in.separate_host_bytes = 100 * kGiB;
+  const MemoryPlan plan = PlanMemory(in).value();
+  const int64_t rest = 16 * kGiB - in.weight_bytes - in.staging_bytes;
+  EXPECT_LE(plan.device_bytes(), rest);
+  EXPECT_GT(plan.device_bytes(), rest - 2 * in.page_bytes);
+  EXPECT_NEAR(double(plan.host_bytes()), 2.0 * double(rest), 4 << 20);
+}
+
+// 20 GiB, 0.8 of them in the budget: 4 are left, 2 of them may hold scores.
+TEST(MemoryPlan, IndexScoresGetWholeRowsOfWhatTheBudgetLeaves) {
+  MemoryInputs in = Inputs();
+  in.separate_host_bytes = kGiB;
+  EXPECT_EQ(PlanMemory(in)->score_bytes, 0);  // where they take no memory of their own
+  in.score_row_bytes = 131072 * 4;
+  in.score_rows = 4096;
+  EXPECT_EQ(PlanMemory(in)->score_bytes, 256 << 20);  // 512 rows: no piece is larger
+  in.score_rows = 100;
+  EXPECT_EQ(PlanMemory(in)->score_bytes, 100 * in.score_row_bytes);  // a step has no more
+  in.score_rows = 4096;
+  in.fraction = 0.995;  // 0.1 GiB is left, half of it for scores
+  const int64_t left = in.free_bytes - int64_t(double(in.free_bytes) * in.fraction);
+  EXPECT_EQ(PlanMemory(in)->score_bytes, left / 2 / in.score_row_bytes * in.score_row_bytes);
+  in.lanes = 4;
+  EXPECT_EQ(PlanMemory(in)->score_bytes, left / 2 / 4 / in.score_row_bytes * in.score_row_bytes);
+  in.fraction = 1.0;  // nothing is left: one row at a time
+  EXPECT_EQ(PlanMemory(in)->score_bytes, in.score_row_bytes);
+  // What an explicit pool size takes beyond the budget is not left.
+  in.fraction = 0.5;
+  in.lanes = 1;
+  in.max_total_tokens =
+      (in.free_bytes - in.weight_bytes - in.staging_bytes - (64 << 20)) / in.page_bytes * 64;
+  const MemoryPlan explicit_pool = PlanMemory(in).value();
+  EXPECT_LE(explicit_pool.weight_bytes + explicit_pool.staging_bytes + explicit_pool.device_bytes() +
+                explicit_pool.score_bytes,
+            in.free_bytes);
+  EXPECT_LE(explicit_pool.score_bytes, 32 << 20);
+}
+
 TEST(MemoryPlan, DeviceIsNoLargerThanWhatCanRun) {
   MemoryInputs in = Inputs();
   in.max_running = 4;

@@ -1,6 +1,8 @@
 #include "exec/model_runner.h"
 
+#include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "base/check.h"
 
@@ -33,9 +35,9 @@ ModelRunner::ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, c
     : model_(model),
       ranks_(std::move(ranks)),
       max_logits_rows_(size_t(options.max_logits_rows)),
-      device_(device),
-      copies_(host != nullptr ? std::make_unique<CopyWorker>(device, *host) : nullptr),
+      copies_(host != nullptr ? std::make_unique<CopyWorker>(device, *host, options.io_backend) : nullptr),
       sampler_(int32_t(model.config().vocab_size), options.num_slots),
+      watchdog_(options.step_seconds, [this] { return ranks_->Where(); }),
       observer_(options.observer) {
   forward_.hooks = this;
   forward_.dequant_only_topk = options.dequant_only_topk;
@@ -59,12 +61,21 @@ void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
   if (copies_ != nullptr) copies_->Start(batch.loads, batch.backups);
   step_ = batch.step;
   loading_ = !batch.loads.empty();
+  watchdog_.StepBegins(batch.step, batch.rows());
+  ranks_->BeginStep();
+  waits_ = 0;
   result->status = Compute(batch, result);
+  const Status calls = ranks_->EndStep(drafter_ == nullptr ? std::max<int64_t>(waits_, 1)
+                                                           : std::numeric_limits<int64_t>::max());
+  if (result->status.ok()) result->status = calls;
+  if (const Status device = ranks_->DeviceStatus(); !device.ok())
+    watchdog_.Fault(fmt::format("step {} of {} rows: {}", batch.step, batch.rows(), Message(device)));
   if (copies_ != nullptr) {
     copies_->Finish();
     for (const CopyPlan& plan : batch.loads) result->copies_done.push_back(plan.id);
     for (const CopyPlan& plan : batch.backups) result->copies_done.push_back(plan.id);
   }
+  watchdog_.StepEnds();
   if (observer_ != nullptr) observer_->StepDone(batch.step, result->status);
   times_.steps.fetch_add(1, std::memory_order_relaxed);
   times_.rows.fetch_add(batch.rows(), std::memory_order_relaxed);
@@ -75,8 +86,8 @@ Status ModelRunner::Compute(const ForwardBatch& planned, StepResult* result) {
     sampler_.InitSlot(init);
     if (drafter_ != nullptr) drafter_->InitSlot(init);
   }
-  for (const PageCopy& copy : planned.page_copies) CopyPage(copy);
-  if (planned.rows() == 0) return OkStatus();
+  for (const PageCopy& copy : planned.page_copies) ranks_->CopyPage(copy.from, copy.to);
+  if (planned.rows() == 0) return planned.page_copies.empty() ? OkStatus() : ranks_->Wait();
   const ForwardBatch& batch = drafter_ != nullptr ? drafter_->Resolve(planned) : planned;
   if (batch.rows() > int32_t(tokens_.size())) {
     return Internal("step of {} rows, planned for {}", batch.rows(), tokens_.size());
@@ -84,10 +95,11 @@ Status ModelRunner::Compute(const ForwardBatch& planned, StepResult* result) {
   ResolveTokens(batch);
   {
     const Timed timed(&times_.forward);
-    RETURN_IF_ERROR(ranks_->Forward(batch, {tokens_.data(), size_t(batch.rows())}, forward_));
+    // Drafts follow from what the rows' states are, so those are waited for.
+    RETURN_IF_ERROR(
+        ranks_->Forward(batch, {tokens_.data(), size_t(batch.rows())}, forward_, drafter_ != nullptr));
   }
-  CheckRows(batch, result);
-  SampleRows(batch, result);
+  RETURN_IF_ERROR(SampleRows(batch, result));
   return drafter_ != nullptr ? Draft(planned, batch, result) : OkStatus();
 }
 
@@ -99,8 +111,6 @@ Status ModelRunner::Draft(const ForwardBatch& batch, const ForwardBatch& resolve
   LayerFinal(layer);
   return OkStatus();
 }
-
-void ModelRunner::CopyPage(const PageCopy& copy) { device_.CopyPage(copy.from, copy.to); }
 
 void ModelRunner::ResolveTokens(const ForwardBatch& batch) {
   for (int32_t r = 0; r < batch.rows(); ++r) {
@@ -133,12 +143,13 @@ void ModelRunner::CheckRows(const ForwardBatch& batch, StepResult* result) {
   }
 }
 
-void ModelRunner::SampleRows(const ForwardBatch& batch, StepResult* result) {
+// The first pass through the head is enqueued behind the forward, and its end is the step's only wait.
+Status ModelRunner::SampleRows(const ForwardBatch& batch, StepResult* result) {
   const size_t n = batch.samples.size();
   result->samples.resize(n);
   const int64_t vocab = model_.config().vocab_size;
   size_t first = 0;
-  while (first < n) {
+  do {
     // Neighbouring samples of one row (the choices of a request) share its logits.
     logits_rows_.clear();
     size_t end = first;
@@ -151,16 +162,19 @@ void ModelRunner::SampleRows(const ForwardBatch& batch, StepResult* result) {
       }
       ++end;
     }
-    if (reduces) {
-      SampleReduced({&batch.samples[first], end - first}, first, result);
+    ++waits_;
+    if (reduces && n > 0) {
+      RETURN_IF_ERROR(SampleReduced(batch, first, end, result));
       first = end;
       continue;
     }
     const float* logits = nullptr;
     {
       const Timed timed(&times_.logits);
-      logits = ranks_->Logits(logits_rows_);
+      if (n > 0) logits = ranks_->Logits(logits_rows_);
     }
+    RETURN_IF_ERROR(n > 0 ? ranks_->DeviceStatus() : ranks_->Wait());
+    if (first == 0) CheckRows(batch, result);
     const Timed timed(&times_.sampling);
     size_t at = 0;
     for (size_t i = first; i < end; ++i) {
@@ -169,10 +183,12 @@ void ModelRunner::SampleRows(const ForwardBatch& batch, StepResult* result) {
         verifier_.Sample(batch.samples[i], logits + int64_t(at) * vocab, &result->samples[i]);
     }
     first = end;
-  }
+  } while (first < n);
+  return OkStatus();
 }
 
-void ModelRunner::SampleReduced(std::span<const SampleRow> samples, size_t first, StepResult* result) {
+Status ModelRunner::SampleReduced(const ForwardBatch& batch, size_t first, size_t end, StepResult* result) {
+  const std::span<const SampleRow> samples(&batch.samples[first], end - first);
   requests_.clear();
   whole_rows_.clear();
   size_t at = 0;
@@ -191,6 +207,8 @@ void ModelRunner::SampleReduced(std::span<const SampleRow> samples, size_t first
     const Timed timed(&times_.logits);
     answers = ranks_->Reduce(logits_rows_, requests_, whole_rows_);
   }
+  RETURN_IF_ERROR(ranks_->DeviceStatus());
+  if (first == 0) CheckRows(batch, result);
   const Timed timed(&times_.sampling);
   at = 0;
   size_t answer = 0;
@@ -203,10 +221,13 @@ void ModelRunner::SampleReduced(std::span<const SampleRow> samples, size_t first
     answer += reduced ? 1 : 0;
     if (!verifier_.Wanted(sample, out)) continue;
     if (!reduced || !sampler_.SampleReduced(sample, answers.reduced[mine],
-                                            answers.candidates + mine * size_t(kMostCandidates), out))
+                                            answers.candidates + mine * size_t(kMostCandidates), out)) {
+      waits_ += reduced ? 1 : 0;  // a list that does not settle the token: the row itself comes after it
       sampler_.Sample(sample, ranks_->FetchLogits(int32_t(at)), out);
+    }
     verifier_.Drawn(sample, *out);
   }
+  return OkStatus();
 }
 
 void ModelRunner::WaitReadable(LogicalLayer layer) {

@@ -13,6 +13,7 @@
 #include "exec/drafter.h"
 #include "exec/executor.h"
 #include "exec/rank_group.h"
+#include "exec/watchdog.h"
 #include "kv/device_pool.h"
 #include "kv/host_pool.h"
 #include "model/model.h"
@@ -43,9 +44,11 @@ struct ModelRunnerOptions {
   int64_t max_logits_rows = 0;
   bool dequant_only_topk = true;
   bool dequant_verify = false;
-  int32_t draft_tokens = 0;          // of a slot at most; 0: the draft layer, if any, is left alone
-  int64_t rank_rows = 0;             // rows of one rank's forward at most; with draft_tokens
-  StepObserver* observer = nullptr;  // outlives the runner
+  int32_t draft_tokens = 0;                   // of a slot at most; 0: the draft layer, if any, is left alone
+  int64_t rank_rows = 0;                      // rows of one rank's forward at most; with draft_tokens
+  StepObserver* observer = nullptr;           // outlives the runner
+  IoBackend io_backend = IoBackend::kDirect;  // who copies between the pools
+  double step_seconds = 0;                    // a step that takes longer ends the process; 0: no limit
 };
 
 // Where the time of all steps went, in nanoseconds; readable from any thread.
@@ -66,12 +69,11 @@ class ModelRunner final : public StepRunner, private LayerHooks {
 
  private:
   Status Compute(const ForwardBatch& batch, StepResult* result);
-  void CopyPage(const PageCopy& copy);
   void ResolveTokens(const ForwardBatch& batch);
   void CheckRows(const ForwardBatch& batch, StepResult* result);
-  void SampleRows(const ForwardBatch& batch, StepResult* result);
+  Status SampleRows(const ForwardBatch& batch, StepResult* result);
   // samples [first, end) of the batch, whose rows are logits_rows_, where logits stay on the device.
-  void SampleReduced(std::span<const SampleRow> samples, size_t first, StepResult* result);
+  Status SampleReduced(const ForwardBatch& batch, size_t first, size_t end, StepResult* result);
   Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved, StepResult* result);
   void WaitReadable(LogicalLayer layer) override;
   void LayerFinal(LogicalLayer layer) override;
@@ -80,7 +82,6 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   const Model& model_;
   const std::unique_ptr<RankGroup> ranks_;
   const size_t max_logits_rows_;
-  const DevicePool& device_;
   std::unique_ptr<CopyWorker> copies_;  // null without a host tier
   bool loading_ = false;                // this step waits for pages layer by layer
   Sampler sampler_;
@@ -92,8 +93,10 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   std::vector<int32_t> whole_rows_;   // places of one Reduce call that are needed whole
   std::vector<RowRequest> requests_;
   RunnerTimes times_;
+  Watchdog watchdog_;
   StepObserver* const observer_;
   int64_t step_ = 0;
+  int64_t waits_ = 0;  // for the device in this step: one a pass through the head, as a rule one in all
 };
 
 }  // namespace sluice

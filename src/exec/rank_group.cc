@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "exec/rank_state.h"
@@ -75,7 +76,7 @@ RankGroup::RankGroup(const Model& model, const DevicePool& pool, const RankGroup
     : model_(model),
       pool_(pool),
       options_(options),
-      wait_(WaitModeFor(options.ranks, options.threads_per_rank, options.cores)),
+      wait_mode_(WaitModeFor(options.ranks, options.threads_per_rank, options.cores)),
       layer_arrivals_(size_t(model.config().num_layers) + 1) {}
 
 StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Backend& backend,
@@ -84,7 +85,7 @@ StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Ba
   if (pool.lanes() != options.ranks)
     return Internal("{} ranks over a pool of {} lanes; each rank owns one lane", options.ranks, pool.lanes());
   std::unique_ptr<RankGroup> group(new RankGroup(model, pool, options));
-  auto comms = MakeThreadCommunicators(options.ranks, {.wait = group->wait_});
+  auto comms = MakeThreadCommunicators(options.ranks, {.wait = group->wait_mode_});
   const ModelConfig& c = model.config();
   if (options.spread_experts && options.ranks > 1 && c.moe.num_experts > 0) {
     ExpertExchangeOptions e;
@@ -101,6 +102,7 @@ StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Ba
     auto rank = std::make_unique<RankState>();
     rank->id = Rank(r);
     rank->queue = backend.MakeQueue(options.threads_per_rank, -1);
+    RETURN_IF_ERROR(rank->queue->status());
     ASSIGN_OR_RETURN(rank->buffers, ModelBuffers::Make(model.config(), backend, options.limits));
     rank->tables = std::make_unique<BatchTables>(options.limits.max_rows, max_seqs);
     rank->comm = std::move(comms[size_t(r)]);
@@ -128,7 +130,7 @@ StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Ba
         };
         if (!called()) {
           lock.unlock();
-          WaitAwake(g->wait_, called);  // Forward and Logits follow one another closely
+          WaitAwake(g->wait_mode_, called);  // Forward and Logits follow one another closely
           lock.lock();
           g->start_.wait(lock, called);
         }
@@ -163,8 +165,8 @@ int64_t RankGroup::GatherBytes(const KvLayout& layout, const RankGroupOptions& o
 Status RankGroup::MakePages() {
   RankPagesOptions o = PagesOptions(options_);
   o.topk = model_.config().sparse() ? model_.config().index.topk : 0;
-  o.wait = wait_;
-  auto comms = MakeThreadCommunicators(ranks(), {.wait = wait_});
+  o.wait = wait_mode_;
+  auto comms = MakeThreadCommunicators(ranks(), {.wait = wait_mode_});
   std::vector<RankPages*> all;
   for (auto& rank : ranks_) {
     ASSIGN_OR_RETURN(rank->pages,
@@ -207,7 +209,7 @@ void RankGroup::RunOnAll(const std::function<void(RankState&)>& work) {
   work(*ranks_[0]);
   if (ranks() > 1) {
     const auto done = [&] { return running_.load(std::memory_order_acquire) == 0; };
-    if (WaitAwake(wait_, done)) return;
+    if (WaitAwake(wait_mode_, done)) return;
     std::unique_lock lock(mutex_);
     done_.wait(lock, done);
   }
@@ -236,12 +238,14 @@ Status RankGroup::ForwardOn(RankState& rank, const ForwardBatch& batch, std::spa
   const Status done = model_.Forward(*rank.queue, model_batch, pool_, *rank.buffers, rank.options);
   if (rank.pages != nullptr) rank.pages->End();
   RETURN_IF_ERROR(done);
+  if (!wait_) return OkStatus();
   rank.queue->Synchronize();
   return rank.queue->status();
 }
 
-Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> tokens,
-                          ForwardOptions& options) {
+Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> tokens, ForwardOptions& options,
+                          bool wait) {
+  wait_ = wait || ranks() > 1;
   RETURN_IF_ERROR(split_.Plan(batch, ranks(), pool_.pages_per_lane()));
   // Checked for all ranks before one starts: a rank that failed alone would leave the others at a fence.
   for (int32_t r = 0; r < ranks(); ++r) {
@@ -358,6 +362,43 @@ const float* RankGroup::FetchLogits(int32_t place) {
   rank.queue->Synchronize();
   fetched_.push_back(place);
   return logits;
+}
+
+Status RankGroup::Wait() {
+  for (auto& rank : ranks_) rank->queue->Synchronize();
+  return DeviceStatus();
+}
+
+Status RankGroup::DeviceStatus() const {
+  for (const auto& rank : ranks_) RETURN_IF_ERROR(rank->queue->status());
+  return OkStatus();
+}
+
+void RankGroup::BeginStep() { ranks_[0]->queue->BeginStep(); }
+
+Status RankGroup::EndStep(int64_t waits) {
+  return ranks_[0]->queue->EndStep(ranks() == 1 ? waits : std::numeric_limits<int64_t>::max());
+}
+
+void RankGroup::WarmedUp() {
+  for (auto& rank : ranks_) rank->queue->WarmedUp();
+}
+
+std::string RankGroup::Where() const {
+  std::string text;
+  for (const auto& rank : ranks_) {
+    const std::string where = rank->queue->Where();
+    if (!where.empty()) text += fmt::format("{}rank {}: {}", text.empty() ? "" : "; ", rank->id.value, where);
+  }
+  return text;
+}
+
+void RankGroup::CopyPage(PageId from, PageId to) {
+  if (pool_.memory() == nullptr || ranks() > 1) return pool_.CopyPage(from, to);
+  runs_.clear();
+  for (const KvPiece& piece : pool_.layout().pieces())
+    runs_.push_back({.src = pool_.Piece(piece, from), .dst = pool_.Piece(piece, to), .bytes = piece.bytes});
+  ranks_[0]->queue->CopyRuns(runs_);
 }
 
 bool RankGroup::RowFinite(int32_t batch_row) const {

@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -54,7 +55,11 @@ class RankGroup final : public DraftLayer {
   // order: WaitReadable may be called by several ranks at once, LayerFinal by the last rank whose rows are
   // final. On return the residual stream of every row is where Logits finds it. options.verify_failed_row is
   // a batch row.
-  Status Forward(const ForwardBatch& batch, std::span<const int32_t> tokens, ForwardOptions& options);
+  // With wait = false and one rank on a device the work is enqueued only: Logits or Wait ends it.
+  Status Forward(const ForwardBatch& batch, std::span<const int32_t> tokens, ForwardOptions& options,
+                 bool wait = true);
+  // Returns when all that was enqueued is done, with the device's status.
+  Status Wait();
   // Logits of rows of the last Forward's batch: [rows.size(), vocab], valid until the next call.
   // REQUIRES rows.size() <= limits.max_logits_rows.
   const float* Logits(std::span<const int32_t> batch_rows);
@@ -82,6 +87,18 @@ class RankGroup final : public DraftLayer {
                    std::span<const int32_t> carried) override;
   const float* DraftLogits(std::span<const int32_t> rows) override;
   void DraftHidden(std::span<const int32_t> rows, float* out) override;
+
+  // --- steps of a device with memory of its own
+  // Status of all ranks' devices; an error is for good.
+  Status DeviceStatus() const;
+  // The calls that the caller's thread makes from here to EndStep are counted (ops::Queue); `waits` holds for
+  // one rank, since several wait for one another.
+  void BeginStep();
+  Status EndStep(int64_t waits);
+  void WarmedUp();
+  std::string Where() const;  // what each rank's device is at; callable from any thread
+  // A page of the pool in the place of another, in the step's order.
+  void CopyPage(PageId from, PageId to);
 
   int32_t ranks() const { return int32_t(ranks_.size()); }
   const RankSplit& split() const { return split_; }
@@ -120,12 +137,14 @@ class RankGroup final : public DraftLayer {
   const Model& model_;
   const DevicePool& pool_;
   const RankGroupOptions options_;
-  const WaitMode wait_;
+  const WaitMode wait_mode_;
   RankSplit split_;
   RowExchange exchange_;  // with kGather
   std::vector<std::unique_ptr<RankState>> ranks_;
   std::vector<std::atomic<int32_t>> layer_arrivals_;
   ForwardOptions* options_in_ = nullptr;
+  bool wait_ = true;                         // of the Forward that runs
+  std::vector<MemoryRun> runs_;              // of CopyPage
   std::vector<float> logits_;                // [max_logits_rows, vocab], only with several ranks
   std::vector<int32_t> fetched_;             // places of the last Reduce whose logits are on the host
   std::vector<RankRow> draft_where_;         // rows of the last DraftRows

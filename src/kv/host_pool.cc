@@ -1,9 +1,5 @@
 #include "kv/host_pool.h"
 
-#include <sys/mman.h>
-
-#include <cerrno>
-#include <cstring>
 #include <limits>
 
 #include "base/check.h"
@@ -61,11 +57,6 @@ Status CheckHostLayout(HostLayout layout, std::string_view io_backend) {
 HostPool::HostPool(const KvLayout& layout, HostLayout order, int32_t lanes, int64_t pages_per_lane)
     : layout_(layout), order_(order), lanes_(lanes), pages_per_lane_(pages_per_lane) {}
 
-HostPool::~HostPool() {
-  pinned_.reset();  // before the memory goes
-  if (base_ != nullptr) munmap(base_, size_t(reserved_bytes()));
-}
-
 StatusOr<std::unique_ptr<HostPool>> HostPool::Make(const KvLayout& layout, HostLayout order, int32_t lanes,
                                                    int64_t pages_per_lane, DeviceMemory* memory) {
   SLUICE_CHECK(lanes >= 1, "lanes {}", lanes);
@@ -80,18 +71,8 @@ StatusOr<std::unique_ptr<HostPool>> HostPool::Make(const KvLayout& layout, HostL
                    pages_per_lane);
   }
   std::unique_ptr<HostPool> pool(new HostPool(layout, order, lanes, pages_per_lane));
-  void* p = mmap(nullptr, size_t(pool->reserved_bytes()), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) {
-    return Exhausted("host tier: cannot reserve {} bytes: {}; lower --hicache-size", pool->reserved_bytes(),
-                     std::strerror(errno));
-  }
-  pool->base_ = static_cast<std::byte*>(p);
-  // Where the system allows it; fewer address translations in copies of whole pages.
-  (void)madvise(p, size_t(pool->reserved_bytes()), MADV_HUGEPAGE);
-  if (memory != nullptr) {
-    ASSIGN_OR_RETURN(pool->pinned_, memory->Pin(pool->base_, pool->reserved_bytes()));
-  }
+  ASSIGN_OR_RETURN(pool->arena_, PinnedMemory::Reserve(pool->reserved_bytes(), memory));
+  pool->base_ = pool->arena_->data();
   return pool;
 }
 

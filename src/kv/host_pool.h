@@ -19,6 +19,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "kv/kv_layout.h"
+#include "kv/pinned_memory.h"
 #include "tensor/device_memory.h"
 
 namespace sluice {
@@ -47,7 +48,6 @@ class HostPool {
   }
   static StatusOr<std::unique_ptr<HostPool>> Make(const KvLayout& layout, HostLayout order, int32_t lanes,
                                                   int64_t pages_per_lane, DeviceMemory* memory = nullptr);
-  ~HostPool();
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
@@ -71,8 +71,8 @@ class HostPool {
   HostLayout order_;
   int32_t lanes_;
   int64_t pages_per_lane_;
-  std::byte* base_ = nullptr;
-  std::shared_ptr<void> pinned_;  // for a device with memory of its own
+  std::unique_ptr<PinnedMemory> arena_;
+  std::byte* base_ = nullptr;  // of arena_
 };
 
 }  // namespace sluice

@@ -28,22 +28,36 @@ void Move(CopyDirection direction, std::byte* device, std::byte* host, int64_t b
   }
 }
 
-CopyCount CopyPiece(const CopyPlan& plan, const KvPiece& piece, const DevicePool& device,
-                    const HostPool& host, int32_t lane) {
-  const bool stream = int64_t(plan.pages.size()) * piece.bytes >= kStreamPlanBytes;
+// What is copied: pair i of `size` pairs, in order.
+struct PlanPages {
+  std::span<const PagePair> pairs;
+  size_t size() const { return pairs.size(); }
+  PagePair operator[](size_t i) const { return pairs[i]; }
+};
+struct PageIds {
+  std::span<const int64_t> device, host;
+  size_t size() const { return device.size(); }
+  PagePair operator[](size_t i) const { return {PageId(int32_t(device[i])), HostPageId(int32_t(host[i]))}; }
+};
+
+template <typename Pages>
+CopyCount CopyPiece(CopyDirection direction, const Pages& pages, const KvPiece& piece,
+                    const DevicePool& device, const HostPool& host, int32_t lane) {
+  const bool stream = int64_t(pages.size()) * piece.bytes >= kStreamPlanBytes;
   CopyCount done;
   std::byte* device_run = nullptr;
   std::byte* host_run = nullptr;
   int64_t run = 0;
   auto flush = [&] {
     if (run == 0) return;
-    Move(plan.direction, device_run, host_run, run, stream);
+    Move(direction, device_run, host_run, run, stream);
     ++done.copies;
     done.bytes += run;
     run = 0;
   };
   HostRun runs[2];
-  for (const PagePair& pair : plan.pages) {
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const PagePair pair = pages[i];
     if (lane >= 0 && pair.device.value % device.lanes() != lane) continue;
     SLUICE_DCHECK(pair.device.value % device.lanes() == pair.host.value % host.lanes(),
                   "device page {}, host page {}", pair.device.value, pair.host.value);
@@ -61,9 +75,9 @@ CopyCount CopyPiece(const CopyPlan& plan, const KvPiece& piece, const DevicePool
       continue;
     }
     for (int r = 0; r < n; ++r) {
-      for (int64_t i = 0; i < runs[r].count; ++i) {
-        Move(plan.direction, d + runs[r].device_offset + i * runs[r].bytes,
-             runs[r].host + i * runs[r].host_stride, runs[r].bytes, stream);
+      for (int64_t row = 0; row < runs[r].count; ++row) {
+        Move(direction, d + runs[r].device_offset + row * runs[r].bytes,
+             runs[r].host + row * runs[r].host_stride, runs[r].bytes, stream);
       }
       done.copies += runs[r].count;
       done.bytes += runs[r].count * runs[r].bytes;
@@ -101,7 +115,8 @@ CopyCount CopyLayer(const CopyPlan& plan, LogicalLayer layer, const DevicePool& 
   CopyCount done;
   const Collect collect(device.memory());
   for (const KvPiece& piece : device.layout().pieces()) {
-    if (piece.layer == layer) done += CopyPiece(plan, piece, device, host, lane);
+    if (piece.layer == layer)
+      done += CopyPiece(plan.direction, PlanPages{plan.pages}, piece, device, host, lane);
   }
   return done;
 }
@@ -109,7 +124,20 @@ CopyCount CopyLayer(const CopyPlan& plan, LogicalLayer layer, const DevicePool& 
 CopyCount CopyPages(const CopyPlan& plan, const DevicePool& device, const HostPool& host, int32_t lane) {
   CopyCount done;
   const Collect collect(device.memory());
-  for (const KvPiece& piece : device.layout().pieces()) done += CopyPiece(plan, piece, device, host, lane);
+  for (const KvPiece& piece : device.layout().pieces())
+    done += CopyPiece(plan.direction, PlanPages{plan.pages}, piece, device, host, lane);
+  return done;
+}
+
+CopyCount CopyPageIds(CopyDirection direction, std::span<const int64_t> device_pages,
+                      std::span<const int64_t> host_pages, LogicalLayer layer, const DevicePool& device,
+                      const HostPool& host) {
+  CopyCount done;
+  const Collect collect(device.memory());
+  for (const KvPiece& piece : device.layout().pieces()) {
+    if (!layer.valid() || piece.layer == layer)
+      done += CopyPiece(direction, PageIds{device_pages, host_pages}, piece, device, host, -1);
+  }
   return done;
 }
 

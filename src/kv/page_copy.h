@@ -3,6 +3,8 @@
 // copy.
 #pragma once
 
+#include <span>
+
 #include "kv/copy_plan.h"
 #include "kv/device_pool.h"
 #include "kv/host_pool.h"
@@ -22,6 +24,10 @@ struct CopyCount {
 // or layers.
 CopyCount CopyLayer(const CopyPlan& plan, LogicalLayer layer, const DevicePool& device, const HostPool& host,
                     int32_t lane);
+// Pairs of page ids instead of a plan; an invalid layer means all of them. REQUIRES ids of the pools.
+CopyCount CopyPageIds(CopyDirection direction, std::span<const int64_t> device_pages,
+                      std::span<const int64_t> host_pages, LogicalLayer layer, const DevicePool& device,
+                      const HostPool& host);
 // Every layer, first to last.
 CopyCount CopyPages(const CopyPlan& plan, const DevicePool& device, const HostPool& host, int32_t lane);
 

@@ -32,7 +32,34 @@ class Planner {
   int64_t at_ = 0, end_ = 0;
 };
 
+int64_t MaxPages(const ModelLimits& limits) {
+  return limits.max_seqs * CeilDiv(limits.max_context + kPageTokens, kPageTokens);
+}
+// Six tables of a batch, its page lists (shared pages repeated by each sequence) and the gaps between them.
+int64_t TableWords(const ModelLimits& limits) {
+  return 6 * limits.max_rows + 3 * limits.max_seqs + MaxPages(limits) + 16 * 16;
+}
+
 }  // namespace
+
+ops::Limits OpLimits(const ModelConfig& c, const ModelLimits& limits) {
+  ops::Limits o;
+  o.max_rows = limits.max_rows;
+  o.max_seqs = limits.max_seqs;
+  o.max_context = limits.max_context;
+  o.max_pages = MaxPages(limits);
+  o.max_index_heads = c.sparse() ? c.index.num_heads : 0;
+  o.index_dim = c.index.head_dim;
+  o.hidden = c.hidden;
+  o.heads = c.num_heads;
+  o.widest_input = std::max({2 * c.hidden, c.q_lora_rank, c.num_heads * c.v_head, c.dense_intermediate,
+                             c.moe.num_shared * c.moe.intermediate});
+  o.experts = c.moe.num_experts;
+  o.expert_topk = c.moe.experts_per_token;
+  o.expert_intermediate = c.moe.intermediate;
+  o.upload_bytes = 2 * (TableWords(limits) + limits.max_logits_rows + limits.max_rows) * 4;
+  return o;
+}
 
 StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c, ops::Backend& backend,
                                                            const ModelLimits& limits) {
@@ -105,10 +132,7 @@ StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c,
     b->reduced = reinterpret_cast<ReducedRow*>(b->reduced_memory_.get());
     b->requests = reinterpret_cast<RowRequest*>(b->reduced_memory_.get() + answers);
     b->candidates = reinterpret_cast<RowCandidate*>(b->reduced_memory_.get() + answers + asked);
-    // Six tables of a batch, its page lists (shared pages repeated by each sequence) and the rows of a Logits
-    // call.
-    const int64_t pages = limits.max_seqs * CeilDiv(limits.max_context + kPageTokens, kPageTokens);
-    b->table_words_ = 6 * limits.max_rows + 3 * limits.max_seqs + pages + 16 * 16;
+    b->table_words_ = TableWords(limits);
     ASSIGN_OR_RETURN(
         b->table_memory_,
         memory.Allocate((b->table_words_ + std::max(limits.max_logits_rows, limits.max_rows)) * 4,

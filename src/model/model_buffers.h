@@ -21,6 +21,9 @@ struct ModelLimits {
   int64_t max_context = 0;      // largest position + 1
 };
 
+// What a backend plans its scratch from.
+ops::Limits OpLimits(const ModelConfig& config, const ModelLimits& limits);
+
 // One rank's buffers; used by one forward at a time. Row buffers hold Backend::RowCapacity(max_rows) rows.
 // What only the attention half of a layer uses shares memory with what only the MLP half uses.
 class ModelBuffers {

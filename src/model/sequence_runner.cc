@@ -25,11 +25,7 @@ StatusOr<std::unique_ptr<SequenceRunner>> SequenceRunner::Make(const Model& mode
   limits.max_seqs = 1;
   limits.max_logits_rows = std::min<int64_t>(options.chunk, 64);
   limits.max_context = options.max_context;
-  ops::Limits op_limits;
-  op_limits.max_rows = limits.max_rows;
-  op_limits.max_context = limits.max_context;
-  op_limits.max_index_heads = model.config().index.num_heads;
-  RETURN_IF_ERROR(backend.Plan(op_limits));
+  RETURN_IF_ERROR(backend.Plan(OpLimits(model.config(), limits)));
   ASSIGN_OR_RETURN(r->buffers_, ModelBuffers::Make(model.config(), backend, limits));
   r->queue_ = backend.MakeQueue(options.threads, -1);
   return r;

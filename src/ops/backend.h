@@ -60,6 +60,18 @@ class Queue {
   virtual std::shared_ptr<DeviceEvent> RecordEvent() { return nullptr; }
   // Status of the device so far: an error here has spoilt every later result of the queue.
   virtual Status status() const { return OkStatus(); }
+  // Copies inside the device's memory, in the queue's order.
+  virtual void CopyRuns(std::span<const MemoryRun> runs) {
+    for (const MemoryRun& r : runs) std::memcpy(r.dst, r.src, size_t(r.bytes));
+  }
+  // The work of a step from here to EndStep is this thread's. Once all shapes have been run (WarmedUp), a
+  // queue that checks its steps refuses one that allocated, asked for memory or waited more often than
+  // `waits` times: Internal, with the calls named.
+  virtual void BeginStep() {}
+  virtual Status EndStep(int64_t /*waits*/) { return OkStatus(); }
+  virtual void WarmedUp() {}
+  // What the device is at, for the report of one that does not answer. Callable from any thread.
+  virtual std::string Where() const { return ""; }
 };
 
 // A small read-only array of f32 (norm weights, the router) where ops read it. Copies share the values.
@@ -317,11 +329,20 @@ struct BackendInfo {
   bool own_blocks = false;     // ops read and write OwnBlocks
 };
 
-// Bounds that scratch memory is planned from, once.
+// Bounds that scratch memory is planned from, once: of a queue's largest forward and of the model's shapes.
 struct Limits {
-  int64_t max_rows = 0;  // of a batch
-  int64_t max_context = 0;
-  int64_t max_index_heads = 0;
+  int64_t max_rows = 0;     // of a batch
+  int64_t max_seqs = 0;     // of a batch
+  int64_t max_context = 0;  // largest position + 1
+  int64_t max_pages = 0;    // entries of all page lists of a batch
+  int64_t max_index_heads = 0, index_dim = 0;
+  int64_t hidden = 0, heads = 0;
+  int64_t widest_input = 0;  // of any matrix that takes rows of the batch
+  int64_t experts = 0, expert_topk = 0, expert_intermediate = 0;
+  int64_t upload_bytes = 0;  // what a step sends ahead of its ops
+  int64_t score_bytes = 0;   // room for the indexer's scores; 0: that of one row
+  // Bytes of a row of scores that sees the whole context.
+  int64_t ScoreRowBytes() const { return max_index_heads > 0 ? AlignUp(max_context + 1, 4) * 4 : 0; }
 };
 
 class Backend {
@@ -333,7 +354,10 @@ class Backend {
   // Where buffers, pools and weights of this backend must lie; null: anywhere in host memory.
   virtual DeviceMemory* memory() { return nullptr; }
   virtual int64_t RowCapacity(int64_t rows) const = 0;
+  // Fixes the scratch of queues that are made from here on: it does not grow within these limits.
   virtual Status Plan(const Limits& limits) = 0;
+  // Device memory that Plan(limits) and one queue take, without score_bytes beyond one row.
+  virtual int64_t ScratchBytes(const Limits& /*limits*/) const { return 0; }
 
   // All views of a group have the same shape; concat_out packs several matrices of equal `in` as one (gate |
   // up).

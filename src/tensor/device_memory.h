@@ -37,6 +37,18 @@ class DeviceCopier {
   virtual Status CopyRuns(std::span<const MemoryRun> runs) = 0;
 };
 
+// Pages by index: page i is read at src + src_index[i] * src_page and written at dst + dst_index[i] *
+// dst_page, as `rows` runs of row_bytes that lie src_row and dst_row bytes apart.
+struct IndexedPages {
+  const std::byte* src = nullptr;
+  std::byte* dst = nullptr;
+  int64_t src_page = 0, dst_page = 0;
+  const int32_t* src_index = nullptr;  // [count] in device memory
+  const int32_t* dst_index = nullptr;
+  int64_t count = 0;
+  int64_t rows = 1, row_bytes = 0, src_row = 0, dst_row = 0;
+};
+
 // Thread-safe. Calls wait until their work is done and are ordered with no queue.
 class DeviceMemory {
  public:
@@ -50,12 +62,18 @@ class DeviceMemory {
   virtual void Copy(void* dst, const void* src, int64_t bytes) = 0;
   // Device to device, or between the device and shared or pinned host memory.
   virtual void CopyRuns(std::span<const MemoryRun> runs) = 0;
+  // The same by indices that lie in device memory; done by the device alone.
+  virtual void CopyIndexed(std::span<const IndexedPages> copies) = 0;
   virtual void Fill(void* dst, uint8_t value, int64_t bytes) = 0;
   virtual int64_t free_bytes() const = 0;
   // For a thread that moves pages; the memory outlives it.
   virtual StatusOr<std::unique_ptr<DeviceCopier>> MakeCopier() {
     return Unsupported("this device gives no copies to other threads");
   }
+  // Whether the address lies in the device's memory.
+  virtual bool Holds(const void* address) const = 0;
+  // Results of Pin that are alive.
+  virtual int64_t pinned_ranges() const = 0;
 };
 
 }  // namespace sluice

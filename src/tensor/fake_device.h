@@ -58,7 +58,16 @@ class FakeDevice final : public DeviceMemory {
     for (const MemoryRun& r : runs) std::memcpy(r.dst, r.src, size_t(r.bytes));
   }
   void Fill(void* dst, uint8_t value, int64_t bytes) override { std::memset(dst, value, size_t(bytes)); }
+  void CopyIndexed(std::span<const IndexedPages> copies) override {
+    for (const IndexedPages& c : copies)
+      for (int64_t i = 0; i < c.count; ++i)
+        for (int64_t r = 0; r < c.rows; ++r)
+          std::memcpy(c.dst + c.dst_index[i] * c.dst_page + r * c.dst_row,
+                      c.src + c.src_index[i] * c.src_page + r * c.src_row, size_t(c.row_bytes));
+  }
   int64_t free_bytes() const override { return int64_t(1) << 30; }
+  bool Holds(const void*) const override { return false; }  // all of it is the host's
+  int64_t pinned_ranges() const override { return 0; }
   StatusOr<std::unique_ptr<DeviceCopier>> MakeCopier() override {
     return std::unique_ptr<DeviceCopier>(std::make_unique<Copier>(this));
   }

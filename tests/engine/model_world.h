@@ -103,8 +103,7 @@ class ModelWorld {
     if (shape.gather) group.kv_exchange = KvExchangeMode::kGather;
     group.threads_per_rank = group.cores = shape.threads;
     group.limits = {MaxStepRows(options.scheduler), shape.max_running, 16, options.scheduler.context_length};
-    EXPECT_TRUE(
-        backend_->Plan({group.limits.max_rows, group.limits.max_context, config_.index.num_heads}).ok());
+    EXPECT_TRUE(backend_->Plan(OpLimits(config_, group.limits)).ok());
     ModelRunnerOptions runner_options;
     runner_options.num_slots = NumSlots(options.scheduler);
     runner_options.max_rows = group.limits.max_rows;

@@ -204,5 +204,6 @@ void CheckExperts();
 void CheckIndexer();
 void CheckTopK();
 void CheckAttention();
+void CheckDegenerate();
 
 }  // namespace sluice::cuda

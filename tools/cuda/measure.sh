@@ -1,12 +1,12 @@
 #!/bin/sh
-# What docs/kernels holds, measured on this machine: tools/cuda/measure.sh SLUICE OUT_DIR [goldens|eval|engine|model]...
+# What docs/kernels holds, measured on this machine: tools/cuda/measure.sh SLUICE OUT_DIR [goldens|eval|engine|model|runtime]...
 # Needs a build with SLUICE_CUDA=ON and one GPU; run it from the repository's root. Every part goes on when one fails; the
 # exit code is 1 then.
 set -u
 sluice=$1
 out=$2
 shift 2
-parts=${*:-goldens eval engine model}
+parts=${*:-goldens eval engine model runtime}
 mkdir -p "$out"
 failed=0
 
@@ -58,12 +58,56 @@ engine() {
   "$(dirname "$0")/engine_check.py" "$sluice" >> "$out/engine-h200.txt" 2>> "$out/log.txt" || { echo "FAILED: engine_check" >> "$out/engine-h200.txt"; failed=1; }
 }
 
+# Planned memory, checked steps, hangs, faults, pinned memory and copies (DEVICE_TEST: the program cuda_device_test), then
+# a model and a server whose steps are checked.
+runtime() {
+  file=$out/runtime-h200.txt
+  device_test=${DEVICE_TEST:-$(dirname "$sluice")/../src/backends/cuda/cuda_device_test}
+  echo '$ cuda_device_test' >> "$file"
+  timeout 200 "$device_test" --gtest_brief=0 >> "$file" 2>&1 || { echo "FAILED: cuda_device_test" | tee -a "$file"; failed=1; }
+  qa="eval models/ledger-28m-fp8 --device cuda --dataset tests/data/eval/ledger_qa.jsonl"
+  for io in direct kernel; do
+    run runtime-h200.txt $qa --limit 40 --passes cold,warm,l2 --enable-hierarchical-cache --hicache-io-backend $io \
+      --hicache-mem-layout layer_first --enable-deterministic-inference --kv-cache-dtype fp8_e4m3 --debug-device
+  done
+  run runtime-h200.txt $qa --limit 40 --passes cold,l2 --enable-hierarchical-cache --hicache-io-backend kernel \
+    --hicache-mem-layout page_first --enable-deterministic-inference --kv-cache-dtype fp8_e4m3 --debug-device
+  port=31991
+  echo "\$ sluice serve --model-path models/ledger-28m-fp8 --device cuda --debug-device --port $port" >> "$file"
+  "$sluice" serve --model-path models/ledger-28m-fp8 --device cuda --debug-device --port $port >> "$file" 2>&1 &
+  server=$!
+  python3 - $port >> "$file" 2>&1 << 'P' || { echo "FAILED: sluice serve" | tee -a "$file"; failed=1; }
+import concurrent.futures, json, sys, time, urllib.request
+url = f'http://127.0.0.1:{sys.argv[1]}'
+def post(path, body):
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {'Content-Type': 'application/json'})
+    return json.load(urllib.request.urlopen(request, timeout=60))
+for _ in range(600):
+    try:
+        urllib.request.urlopen(url + '/health', timeout=1)
+        break
+    except OSError:
+        time.sleep(0.1)
+info = json.load(urllib.request.urlopen(url + '/server_info'))
+print('\n'.join(n for n in info['notices'] if 'warm-up' in n or 'memory' in n))
+def one(i):
+    return post('/generate', {'text': f'{i} ' * (i % 7 * 40 + 1), 'sampling_params': {'max_new_tokens': 40, 'ignore_eos': True,
+                                                                                      'temperature': i % 2}})
+with concurrent.futures.ThreadPoolExecutor(32) as pool:
+    answers = list(pool.map(one, range(200)))
+print(f'{len(answers)} requests answered, every step checked,',
+      sum(a['meta_info']['completion_tokens'] for a in answers), 'tokens')
+P
+  kill $server 2> /dev/null && wait $server
+}
+
 for part in $parts; do
   case $part in
     goldens) goldens ;;
     eval) answers ;;
     engine) engine ;;
     model) model ;;
+    runtime) runtime ;;
     *) echo "measure.sh: unknown part $part" >&2; exit 2 ;;
   esac
 done

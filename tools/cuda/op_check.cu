@@ -310,6 +310,7 @@ int main(int argc, char** argv) {
   part("topk", CheckTopK);
   part("attention", CheckAttention);
   part("experts", CheckExperts);
+  part("degenerate", CheckDegenerate);
   std::printf("%s: %d checks failed\n", failures == 0 ? "ALL OK" : "FAILED", failures);
   return failures == 0 ? 0 : 1;
 }

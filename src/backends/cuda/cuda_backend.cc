@@ -3,20 +3,24 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <unordered_map>
 
 #include "backends/cuda/cuda_memory.h"
 #include "backends/cuda/cuda_queue.h"
+#include "backends/cuda/device_features.h"
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/scratch_plan.h"
 #include "base/check.h"
 
 namespace sluice::cuda {
 namespace {
 
-constexpr int64_t kScoreBudget = int64_t(1) << 28;  // bytes of indexer scores held at once
+constexpr int64_t kScoresUnplanned = int64_t(1) << 28;  // bytes of indexer scores held at once
 constexpr int kSplitsDeterministic = 2;
 
 CudaQueue& Cuda(ops::Queue& q) { return static_cast<CudaQueue&>(q); }
@@ -117,8 +121,12 @@ class CudaBackend final : public ops::Backend {
       : memory_(std::move(memory)),
         info_(std::move(info)),
         f32_(info_.act == DType::kF32),
-        deterministic_(options.deterministic),
-        graph_rows_(options.graph_rows) {}
+        deterministic_(options.deterministic) {
+    queue_.graph_rows = options.graph_rows;
+    queue_.score_bytes = kScoresUnplanned;
+    queue_.check_steps = options.check_steps;
+    if (options.check_steps) queue_.mark_every = 1;
+  }
 
   const ops::BackendInfo& info() const override { return info_; }
   DeviceMemory* memory() override { return memory_.get(); }
@@ -126,10 +134,19 @@ class CudaBackend final : public ops::Backend {
     cudaStream_t stream = nullptr;
     const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     SLUICE_CHECK(error == cudaSuccess, "stream: {}", cudaGetErrorString(error));
-    return std::make_unique<CudaQueue>(*memory_, stream, graph_rows_);
+    return std::make_unique<CudaQueue>(*memory_, stream, queue_);
   }
   int64_t RowCapacity(int64_t rows) const override { return rows; }
-  Status Plan(const ops::Limits&) override { return OkStatus(); }
+  Status Plan(const ops::Limits& limits) override {
+    queue_.scratch = PlanScratch(limits, ShapeOf(limits));
+    queue_.score_bytes = queue_.scratch[kScores];
+    queue_.upload_bytes = std::max<int64_t>(limits.upload_bytes, 1 << 16);
+    return OkStatus();
+  }
+  int64_t ScratchBytes(const ops::Limits& limits) const override {
+    const ScratchPlan plan = PlanScratch(limits, ShapeOf(limits));
+    return std::accumulate(plan.begin(), plan.end(), int64_t(0));
+  }
 
   StatusOr<std::unique_ptr<ops::Linear>> Pack(std::span<const ops::WeightView> concat_out) override {
     const std::vector<ops::WeightView> group(concat_out.begin(), concat_out.end());
@@ -155,6 +172,7 @@ class CudaBackend final : public ops::Backend {
     }
     l->fp8 = fp8;
     l->fp8_input = fp8 && TakesFp8Input(groups[0], l->out, l->in);
+    if (l->groups > 1) groups_.push_back({l->groups, l->in, l->out, l->fp8_input});
     const int64_t item = f32_ ? 4 : fp8 ? 1 : 2, blocks_k = CeilDiv(l->in, kScaleTile);
     const int64_t scale_step = l->fp8_input ? 64 : 1;
     const int64_t group_scales = !fp8 ? 0 : l->fp8_input ? WeightScales(l->out, l->in) : blocks_k * l->out;
@@ -294,7 +312,7 @@ class CudaBackend final : public ops::Backend {
     // Scores are made and used in pieces of rows that fit the budget; a row's choice does not depend on the
     // pieces.
     const int64_t ld = AlignUp(a.seqs.max_context, 4);
-    const int64_t piece = std::clamp<int64_t>(kScoreBudget / (ld * 4), 1, rows);
+    const int64_t piece = ScorePiece(q.score_bytes(), ld, rows);
     float* scores = q.Scratch<float>(CudaQueue::kScores, piece * ld);
     for (int64_t row = 0; row < rows; row += piece) {
       const int n = int(std::min(piece, rows - row));
@@ -328,7 +346,9 @@ class CudaBackend final : public ops::Backend {
     t.count = a.selected_count;
     t.out = a.out;
     const bool whole_pages = !a.dequant_only_topk || (a.dequant_freely && WholePagesAreFaster(a.seqs));
-    if (whole_pages && SparseMlaFits(t) && t.slab.format == Elem::kE4M3) {
+    // More pages than are planned for are dequantised where they are selected: the bits are the same.
+    if (whole_pages && SparseMlaFits(t) && t.slab.format == Elem::kE4M3 &&
+        a.seqs.num_pages * kBF16PageBytes <= q.Planned(CudaQueue::kFullRows)) {
       // All rows of the batch's pages as bf16 first, page i of the list at place i.
       auto* rows = q.Scratch<std::byte>(CudaQueue::kFullRows, a.seqs.num_pages * kBF16PageBytes);
       auto* places = q.Scratch<int32_t>(CudaQueue::kFullPlaces, a.seqs.num_pages);
@@ -531,15 +551,34 @@ class CudaBackend final : public ops::Backend {
   // A row that reads bf16 rows saves about 10 pages' worth of dequantising. Not for decoding steps, whose
   // recorded launch must not follow from the number of pages.
   static bool WholePagesAreFaster(const ops::SeqTables& s) {
-    constexpr int64_t kMostPages = 32768, kLeastRows = 256, kPagesARow = 8;
-    return s.rows >= kLeastRows && s.rows > s.seqs &&
-           s.num_pages <= std::min(kMostPages, s.rows * kPagesARow);
+    constexpr int64_t kLeastRows = 256;
+    return s.rows >= kLeastRows && s.rows > s.seqs && s.num_pages <= MostWholePages(s.rows);
+  }
+
+  // How the experts were packed decides what their rows need.
+  ScratchShape ShapeOf(const ops::Limits& l) const {
+    ScratchShape shape{.f32 = f32_};
+    bool all = l.expert_intermediate % 128 == 0, any = false;
+    for (const Packed& p : groups_) {
+      if (p.groups != l.experts || !((p.in == l.hidden && p.out == 2 * l.expert_intermediate) ||
+                                     (p.in == l.expert_intermediate && p.out == l.hidden)))
+        continue;
+      any = true;
+      all = all && p.fp8_input;
+    }
+    shape.fp8_experts = any && all;
+    return shape;
   }
 
   const std::unique_ptr<CudaMemory> memory_;
   const ops::BackendInfo info_;
   const bool f32_, deterministic_;
-  const int64_t graph_rows_;
+  QueueOptions queue_;  // of queues that are made from here on
+  struct Packed {
+    int64_t groups = 0, in = 0, out = 0;
+    bool fp8_input = false;
+  };
+  std::vector<Packed> groups_;  // shapes of what was packed in groups
   std::mutex planes_mutex_;
   std::unordered_map<const float*, std::shared_ptr<std::byte>> planes_;  // by weight
 };
@@ -549,20 +588,11 @@ class CudaBackend final : public ops::Backend {
 StatusOr<std::unique_ptr<ops::Backend>> MakeCudaBackend(const CudaOptions& options) {
   if (options.act != DType::kBF16 && options.act != DType::kF32)
     return Unsupported("activation type {} is not supported on CUDA; use bf16 or float32", Name(options.act));
-  int devices = 0;
-  const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error != cudaSuccess || devices == 0) {
-    cudaGetLastError();
-    return Unavailable("--device cuda: no usable GPU on this machine (the driver says: {}); use --device cpu",
-                       error != cudaSuccess ? cudaGetErrorString(error) : "no device");
-  }
-  cudaDeviceProp properties;
-  RETURN_IF_ERROR(FromCuda(cudaGetDeviceProperties(&properties, 0), "device properties"));
-  if (properties.major != 9 || properties.minor != 0)
-    return Unsupported(
-        "--device cuda: {} has compute capability {}.{}; the kernels of this build need 9.0 (H100, H200)",
-        properties.name, properties.major, properties.minor);
-  ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory, CudaMemory::Make());
+  // All kernels are loaded at once, so that no step loads one.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ASSIGN_OR_RETURN(const DeviceFacts facts, ReadDeviceFacts());
+  RETURN_IF_ERROR(CheckFeature(Feature::kKernels, facts));
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory, CudaMemory::Make(facts));
   // A change of any kernel's arithmetic must change the number: caches written by another are then not
   // reused.
   return std::make_unique<CudaBackend>(

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
-#include "base/check.h"
+#include "base/end_process.h"
 
 namespace sluice::cuda {
 namespace {
 constexpr int64_t kRunsALaunch = 8192;
 constexpr int kCopyBlocks = 32;
+constexpr int kIndexedBlocks = 8;  // bulk copies of whole pages need no more
 }  // namespace
 
 Status FromCuda(cudaError_t error, const char* what) {
@@ -15,8 +16,9 @@ Status FromCuda(cudaError_t error, const char* what) {
   return Internal("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Make() {
+StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Make(const DeviceFacts& facts) {
   std::unique_ptr<CudaMemory> m(new CudaMemory());
+  m->facts_ = facts;
   RETURN_IF_ERROR(FromCuda(cudaStreamCreateWithFlags(&m->stream_, cudaStreamNonBlocking), "copy stream"));
   ASSIGN_OR_RETURN(m->runs_, m->AllocateShared(kRunsALaunch * int64_t(sizeof(Run)), "copy lists"));
   return m;
@@ -50,6 +52,7 @@ StatusOr<std::shared_ptr<std::byte>> CudaMemory::AllocateShared(int64_t bytes, c
 }
 
 StatusOr<std::shared_ptr<void>> CudaMemory::Pin(std::byte* host, int64_t bytes) {
+  RETURN_IF_ERROR(CheckFeature(Feature::kPinnedHostPool, facts_));
   const cudaError_t error =
       cudaHostRegister(host, size_t(bytes), cudaHostRegisterMapped | cudaHostRegisterPortable);
   if (error != cudaSuccess) {
@@ -57,14 +60,24 @@ StatusOr<std::shared_ptr<void>> CudaMemory::Pin(std::byte* host, int64_t bytes) 
     return Exhausted("host tier: {} bytes cannot be pinned: {}; lower --hicache-size", bytes,
                      cudaGetErrorString(error));
   }
-  return std::shared_ptr<void>(host, [](void* p) { cudaHostUnregister(p); });
+  ++*pinned_;
+  return std::shared_ptr<void>(host, [count = pinned_](void* p) {
+    const cudaError_t gone = cudaHostUnregister(p);
+    if (gone == cudaSuccess) --*count;
+    cudaGetLastError();
+  });
+}
+
+void CudaMemory::Finish(cudaError_t error, const char* what, int64_t amount) {
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
+  if (error != cudaSuccess)
+    EndProcess(fmt::format("the device has failed and the process ends: {} {}: {} ({})", what, amount,
+                           cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
 void CudaMemory::Copy(void* dst, const void* src, int64_t bytes) {
   std::lock_guard lock(mutex_);
-  cudaError_t error = cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDefault, stream_);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
-  SLUICE_CHECK(error == cudaSuccess, "copy of {} bytes: {}", bytes, cudaGetErrorString(error));
+  Finish(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDefault, stream_), "bytes to copy:", bytes);
 }
 
 void CudaMemory::CopyRuns(std::span<const MemoryRun> runs) {
@@ -75,17 +88,38 @@ void CudaMemory::CopyRuns(std::span<const MemoryRun> runs) {
     const size_t n = std::min(runs.size() - at, size_t(kRunsALaunch));
     for (size_t i = 0; i < n; ++i) list[i] = {runs[at + i].src, runs[at + i].dst, runs[at + i].bytes};
     LaunchRunCopy(stream_, list, int(n), kCopyBlocks);
-    cudaError_t error = cudaGetLastError();
-    if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
-    SLUICE_CHECK(error == cudaSuccess, "copy of {} runs: {}", n, cudaGetErrorString(error));
+    Finish(cudaGetLastError(), "runs to copy:", int64_t(n));
   }
+}
+
+void CudaMemory::CopyIndexed(std::span<const IndexedPages> copies) {
+  std::lock_guard lock(mutex_);
+  for (const IndexedPages& c : copies) {
+    if (c.rows == 1 && c.row_bytes % 16 == 0 && c.src_page % 16 == 0 && c.dst_page % 16 == 0) {
+      LaunchPageCopy(stream_, c.src, c.src_page, c.src_index, c.dst, c.dst_page, c.dst_index, int(c.count),
+                     c.row_bytes, kIndexedBlocks);
+      continue;
+    }
+    LaunchPageRows(stream_,
+                   {c.src, c.dst, c.src_page, c.dst_page, c.src_index, c.dst_index, c.count, c.rows,
+                    c.row_bytes, c.src_row, c.dst_row},
+                   kCopyBlocks);
+  }
+  Finish(cudaGetLastError(), "lists of pages to copy:", int64_t(copies.size()));
 }
 
 void CudaMemory::Fill(void* dst, uint8_t value, int64_t bytes) {
   std::lock_guard lock(mutex_);
-  cudaError_t error = cudaMemsetAsync(dst, value, size_t(bytes), stream_);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
-  SLUICE_CHECK(error == cudaSuccess, "fill of {} bytes: {}", bytes, cudaGetErrorString(error));
+  Finish(cudaMemsetAsync(dst, value, size_t(bytes), stream_), "bytes to fill:", bytes);
+}
+
+bool CudaMemory::Holds(const void* address) const {
+  cudaPointerAttributes a{};
+  if (cudaPointerGetAttributes(&a, address) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  return a.type == cudaMemoryTypeDevice;
 }
 
 int64_t CudaMemory::free_bytes() const {

@@ -3,8 +3,12 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <memory>
 #include <mutex>
+#include <string>
 
+#include "backends/cuda/device_features.h"
 #include "backends/cuda/kernels.h"
 #include "tensor/device_memory.h"
 
@@ -12,24 +16,33 @@ namespace sluice::cuda {
 
 Status FromCuda(cudaError_t error, const char* what);
 
+// A fault of the device in a copy ends the process with a report: nothing that lies on it can be trusted.
 class CudaMemory final : public DeviceMemory {
  public:
-  static StatusOr<std::unique_ptr<CudaMemory>> Make();
+  static StatusOr<std::unique_ptr<CudaMemory>> Make(const DeviceFacts& facts);
   ~CudaMemory() override;
   StatusOr<std::shared_ptr<std::byte>> Allocate(int64_t bytes, const char* what) override;
   StatusOr<std::shared_ptr<std::byte>> AllocateShared(int64_t bytes, const char* what) override;
   StatusOr<std::shared_ptr<void>> Pin(std::byte* host, int64_t bytes) override;
   void Copy(void* dst, const void* src, int64_t bytes) override;
   void CopyRuns(std::span<const MemoryRun> runs) override;
+  void CopyIndexed(std::span<const IndexedPages> copies) override;
   void Fill(void* dst, uint8_t value, int64_t bytes) override;
   int64_t free_bytes() const override;
   StatusOr<std::unique_ptr<DeviceCopier>> MakeCopier() override;
+  bool Holds(const void* address) const override;
+  int64_t pinned_ranges() const override { return pinned_->load(); }
 
  private:
   CudaMemory() = default;
+  // Waits for stream_.
+  void Finish(cudaError_t error, const char* what, int64_t amount);
   std::mutex mutex_;  // of the stream and the run list
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<std::byte> runs_;  // shared memory
+  DeviceFacts facts_;
+  // Registrations alive; outlives the memory, as they may.
+  std::shared_ptr<std::atomic<int64_t>> pinned_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 
 }  // namespace sluice::cuda

@@ -244,6 +244,21 @@ struct Run {
   int64_t bytes;
 };
 void LaunchRunCopy(cudaStream_t s, const Run* runs, int n, int blocks);
+// Pages by index as rows of any length and alignment: row r of page i goes from src + src_index[i] * src_page
+// + r * src_row to dst + dst_index[i] * dst_page + r * dst_row.
+struct PageRows {
+  const std::byte* src = nullptr;
+  std::byte* dst = nullptr;
+  int64_t src_page = 0, dst_page = 0;
+  const int32_t* src_index = nullptr;
+  const int32_t* dst_index = nullptr;
+  int64_t count = 0, rows = 1, row_bytes = 0, src_row = 0, dst_row = 0;
+};
+void LaunchPageRows(cudaStream_t s, const PageRows& p, int blocks);
+
+// ---- progress
+// *passed = value (mapped pinned host memory) when all before it in the stream has ended.
+void LaunchProgress(cudaStream_t s, uint32_t* passed, uint32_t value);
 
 // ---- sampling and drafts
 // See ops::CarrySelectionArgs and ops::ReduceRowsArgs.
