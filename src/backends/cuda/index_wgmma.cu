@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(256, 2)
 // Pages a block for few rows: as many as fill the `at_once` blocks that run together evenly, counting what a
 // block costs before its first page.
 int BlockPages(int at_once, int rows, int pages) {
-  constexpr int kStart = 4, kLeast = 4, kMost = 48;
+  constexpr int kStart = 4, kLeast = 4, kMost = 96;
   int best = kLeast;
   int64_t best_cost = INT64_MAX;
   for (int each = kLeast; each <= kMost; ++each) {

@@ -23,9 +23,8 @@ constexpr int kHeads = 64, kLora = 512, kDim = 576, kTiles = kDim / 64, kKeys = 
 constexpr int kTileBytes = 64 * 128, kStageBytes = (kTiles - 1) * kTileBytes;
 constexpr int kQ = 0, kK = kTiles * kTileBytes, kRopes = kK + 2 * kStageBytes,
               kMisc = kRopes + 3 * kTileBytes;
-// Steps in which a stage fills, some tiles each, the last with the rope values too.
-template <bool kFp8>
-constexpr int kSteps = kFp8 ? 2 : 4;
+// A stage fills in four steps: two tiles each, the last with the rope values too.
+constexpr int kSteps = 4;
 // After the tiles: maxima of both stages' last blocks, sums of both groups, barriers.
 constexpr int kMaxima = kMisc, kSums = kMaxima + 512, kBars = kSums + 512, kBytes = kBars + 128;
 constexpr int kMergeLd = kLora + 8;  // of a part's sums, over the K tiles
@@ -195,16 +194,15 @@ __device__ __forceinline__ void ProduceFp8(const Attend& a, const Keys& keys, un
       *reinterpret_cast<uint4*>(tile + (((p0 + second) ^ (at & 7)) << 4)) = second ? hi : lo;
       *reinterpret_cast<uint4*>(tile + (((p0 + (second ^ 1)) ^ (at & 7)) << 4)) = second ? lo : hi;
     };
-    constexpr int kEach = 4 / kSteps<true>;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < kSteps; ++j) {
       uint32_t of_tile[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) of_tile[i] = __shfl_sync(~0u, both[i], (lane & 24) + j);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) convert(i, j, of_tile[i]);
-      if (j == 3) CpAsyncWait<1>();
-      if ((j + 1) % kEach == 0) Filled(full + 8 * (stage * kSteps<true> + j / kEach), lane);
+      if (j == kSteps - 1) CpAsyncWait<1>();
+      Filled(full + 8 * (stage * kSteps + j), lane);
     }
   }
 }
@@ -228,18 +226,18 @@ __device__ __forceinline__ void ProduceBF16(const Attend& a, const Keys& keys, u
     const uint32_t rope = SharedAddress(smem) + RopeTile(b);
     BarrierWait(empty + 8 * stage, (b >> 1 & 1) ^ 1);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int at = first + i * 4 + (lane >> 3);
 #pragma unroll
-        for (int j = step * 2; j < (step == 3 ? kTiles : step * 2 + 2); ++j)
+        for (int j = step * 2; j < (step == kSteps - 1 ? kTiles : step * 2 + 2); ++j)
           CpAsync16((j < kTiles - 1 ? buffer + j * kTileBytes : rope) + at * 128 + ((piece ^ (at & 7)) << 4),
                     reinterpret_cast<const void*>(from[i] + uint64_t(j * 128 + piece * 16)), from[i] != none);
       }
       CpAsyncCommit();
     }
-    const uint32_t bars = full + 8 * stage * kSteps<false>;
+    const uint32_t bars = full + 8 * stage * kSteps;
     CpAsyncWait<3>();
     Filled(bars, lane);
     CpAsyncWait<2>();
@@ -260,16 +258,14 @@ struct Consumer {
   float max[2], sum[2];
 
   // Starts the scores of the 64 keys of a stage as it fills.
-  template <int kFills>
   __device__ __forceinline__ void Score(float (&s)[32], int block, uint32_t full) const {
-    constexpr int kEach = (kTiles - 1) / kFills;
     const int stage = block & 1;
     const uint32_t parity = (block >> 1) & 1, rope = base + RopeTile(block);
     const uint32_t k = base + kK + stage * kStageBytes;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      if (tile % kEach == 0 && tile < kTiles - 1) {
-        BarrierWait(full + 8 * (stage * kFills + tile / kEach), parity);
+      if (tile % 2 == 0 && tile < kTiles - 1) {
+        BarrierWait(full + 8 * (stage * kSteps + tile / 2), parity);
         WgmmaFence();
       }
 #pragma unroll
@@ -379,14 +375,13 @@ struct Consumer {
 };
 
 // Scores the even blocks.
-template <int kFills>
 __device__ __forceinline__ void MultiplyEven(Consumer& c, uint32_t full, uint32_t empty, int keys) {
   const int blocks = (keys + kKeys - 1) / kKeys;
   for (int b = 0; b < blocks; b += 2) {
     float s[32];
     uint32_t p[4][4];
     float alpha[2];
-    c.Score<kFills>(s, b, full);
+    c.Score(s, b, full);
     WgmmaWait<0>();
     KeepRegisters(s);
     c.Softmax(s, b, keys - b * kKeys, p, alpha);
@@ -409,7 +404,6 @@ __device__ __forceinline__ void MultiplyEven(Consumer& c, uint32_t full, uint32_
 
 // Scores the odd blocks. The products of the even block before run while its own scores become
 // probabilities.
-template <int kFills>
 __device__ __forceinline__ void MultiplyOdd(Consumer& c, uint32_t full, uint32_t empty, int keys) {
   const int blocks = (keys + kKeys - 1) / kKeys;
   for (int b = 0; b < blocks; b += 2) {
@@ -418,7 +412,7 @@ __device__ __forceinline__ void MultiplyOdd(Consumer& c, uint32_t full, uint32_t
     uint32_t p[4][4];
     float alpha[2];
     if (own) {
-      c.Score<kFills>(s, b + 1, full);
+      c.Score(s, b + 1, full);
       Join<1>();
       c.Follow(0, alpha);
       c.Rescale(alpha);
@@ -443,6 +437,52 @@ __device__ __forceinline__ void MultiplyOdd(Consumer& c, uint32_t full, uint32_t
       WgmmaWait<0>();
       c.KeepProducts();
     }
+  }
+}
+
+// Merges this block's share of the heads from the parts of all blocks of the cluster, part after part.
+template <int kParts>
+__device__ __forceinline__ void Merge(const Attend& a, const Consumer& c, int r) {
+  // What each part counts for each of this block's heads, over the queries.
+  float* weights = reinterpret_cast<float*>(c.smem + kQ);  // [part][head]
+  const int t = threadIdx.x, each = kHeads / kParts, first = int(blockIdx.y) * each;
+  if (t < each) {
+    float sum[kParts], factor[kParts], top = -INFINITY, total = 0;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      const uint32_t at = uint32_t(first + t) * 4;
+      sum[p] = RemoteFloat(Remote(c.base + kSums + at, uint32_t(p))) +
+               RemoteFloat(Remote(c.base + kSums + kHeads * 4 + at, uint32_t(p)));
+      factor[p] = RemoteFloat(Remote(c.base + kMaxima + at, uint32_t(p)));
+      if (sum[p] != 0) top = fmaxf(top, factor[p]);
+    }
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      factor[p] = sum[p] == 0 ? 0.0f : Exp2(factor[p] - top);  // an empty part; NaN goes on
+      total = fmaf(sum[p], factor[p], total);
+    }
+    const float inverse = total == 0 ? 0.0f : 1.0f / total;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      weights[p * kHeads + t] = factor[p] * inverse;
+    }
+  }
+  Join<kConsumers>();
+  const int column = (t & 127) * 4, heads = min(each, a.heads - first);
+#pragma unroll(8 / kParts)
+  for (int h = t >> 7; h < heads; h += 2) {
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      const float w = weights[p * kHeads + h];
+      const float4 x =
+          RemoteFloat4(Remote(c.base + kK + uint32_t((first + h) * kMergeLd + column) * 4, uint32_t(p)));
+      v = make_float4(fmaf(x.x, w, v.x), fmaf(x.y, w, v.y), fmaf(x.z, w, v.z), fmaf(x.w, w, v.w));
+    }
+    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.out) +
+                              (int64_t(r) * a.heads + first + h) * kLora + column) =
+        *reinterpret_cast<const uint2*>(pairs);
   }
 }
 
@@ -490,59 +530,19 @@ __device__ __forceinline__ void Finish(const Attend& a, Consumer& c, int group, 
     if (group == 0 && c.quad == 0) maxima[c.row + i * 8] = c.max[i];
   }
   ClusterSync();
-  // What each part counts for each of this block's heads, over the queries.
-  float* weights = reinterpret_cast<float*>(c.smem + kQ);  // [part][head]
-  const int t = threadIdx.x, each = kHeads / a.splits, first = int(blockIdx.y) * each;
-  if (t < each) {
-    float sum[kMaxSplits], factor[kMaxSplits], top = -INFINITY, total = 0;
-#pragma unroll
-    for (int p = 0; p < kMaxSplits; ++p) {
-      if (p >= a.splits) continue;
-      const uint32_t at = uint32_t(first + t) * 4;
-      sum[p] = RemoteFloat(Remote(c.base + kSums + at, uint32_t(p))) +
-               RemoteFloat(Remote(c.base + kSums + kHeads * 4 + at, uint32_t(p)));
-      factor[p] = RemoteFloat(Remote(c.base + kMaxima + at, uint32_t(p)));
-      if (sum[p] != 0) top = fmaxf(top, factor[p]);
-    }
-#pragma unroll
-    for (int p = 0; p < kMaxSplits; ++p) {
-      if (p >= a.splits) continue;
-      factor[p] = sum[p] == 0 ? 0.0f : Exp2(factor[p] - top);  // an empty part; NaN goes on
-      total = fmaf(sum[p], factor[p], total);
-    }
-    const float inverse = total == 0 ? 0.0f : 1.0f / total;
-#pragma unroll
-    for (int p = 0; p < kMaxSplits; ++p) {
-      if (p < a.splits) weights[p * kHeads + t] = factor[p] * inverse;
-    }
-  }
-  Join<kConsumers>();
-  const int column = (t & 127) * 4, heads = min(each, a.heads - first);
-#pragma unroll 4
-  for (int h = t >> 7; h < heads; h += 2) {
-    float4 v = make_float4(0, 0, 0, 0);
-#pragma unroll 2
-    for (int p = 0; p < a.splits; ++p) {
-      const float w = weights[p * kHeads + h];
-      const float4 x =
-          RemoteFloat4(Remote(c.base + kK + uint32_t((first + h) * kMergeLd + column) * 4, uint32_t(p)));
-      v = make_float4(fmaf(x.x, w, v.x), fmaf(x.y, w, v.y), fmaf(x.z, w, v.z), fmaf(x.w, w, v.w));
-    }
-    const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
-    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.out) +
-                              (int64_t(r) * a.heads + first + h) * kLora + column) =
-        *reinterpret_cast<const uint2*>(pairs);
-  }
+  if (a.splits == 2) Merge<2>(a, c, r);
+  if (a.splits == 4) Merge<4>(a, c, r);
+  if (a.splits == 8) Merge<8>(a, c, r);
   ClusterSync();  // no block ends while another reads its memory
 }
 
 template <bool kFp8>
 __global__ void __launch_bounds__(kThreads, 1) SparseMlaKernel(const __grid_constant__ Attend a) {
   extern __shared__ __align__(1024) unsigned char smem[];
-  const uint32_t base = SharedAddress(smem), full = base + kBars, empty = full + 8 * 2 * kSteps<kFp8>;
+  const uint32_t base = SharedAddress(smem), full = base + kBars, empty = full + 8 * 2 * kSteps;
   const int r = blockIdx.x, part = blockIdx.y, t = threadIdx.x, group = t >> 7;
   if (t == 0) {
-    for (int i = 0; i < 2 * kSteps<kFp8>; ++i) BarrierInit(full + 8 * i, kFillingWarps<kFp8>);
+    for (int i = 0; i < 2 * kSteps; ++i) BarrierInit(full + 8 * i, kFillingWarps<kFp8>);
     for (int i = 0; i < 2; ++i) BarrierInit(empty + 8 * i, 8);
     FenceBarrierInit();
   }
@@ -594,9 +594,9 @@ __global__ void __launch_bounds__(kThreads, 1) SparseMlaKernel(const __grid_cons
     c.max[0] = c.max[1] = -INFINITY;
     c.sum[0] = c.sum[1] = 0;
     if (group == 0) {
-      MultiplyEven<kSteps<kFp8>>(c, full, empty, end - begin);
+      MultiplyEven(c, full, empty, end - begin);
     } else {
-      MultiplyOdd<kSteps<kFp8>>(c, full, empty, end - begin);
+      MultiplyOdd(c, full, empty, end - begin);
     }
     Finish(a, c, group, r, n);
   }
