@@ -24,7 +24,8 @@ cache-passes:
 	scripts/build.sh release sluice
 	tests/cache/passes.py build/release/bin/sluice models/ledger-28m-fp8 tests/data/eval/ledger_qa.jsonl $(ARGS)
 
-# Answers with drafts against answers without: bf16 and fp8 KV, 1, 2 and 4 ranks, 1 and 32 at once, every cache pass.
+# Answers with drafts against answers without: bf16 and fp8 KV, 1, 2 and 4 ranks, 1 and 32 at once, every cache pass. A part
+# of it takes 2-5 minutes: make drafts ARGS="--kv fp8_e4m3 --batch 32 --ranks 2".
 drafts:
 	scripts/build.sh release sluice
 	tests/draft/answers.py build/release/bin/sluice models/ledger-28m-fp8 tests/data/eval/ledger_qa.jsonl \

@@ -11,6 +11,7 @@
 #include "config/flags.h"
 #include "engine_setup.h"
 #include "eval/dataset.h"
+#include "eval/report.h"
 #include "nlohmann/json.hpp"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -24,12 +25,13 @@ using Seconds = std::chrono::duration<double>;
 const CommandSyntax kSyntax = {
     .usage = "sluice bench speculation [MODEL] --dataset F [options]",
     .summary =
-        "Decodes the dataset's conversations with and without drafts, round after round, and compares speed "
-        "and "
-        "tokens. "
+        "Decodes the dataset's conversations with and without drafts, wave after wave in turn, and compares "
+        "speed\nand tokens. "
         "Draft flags as of `sluice serve`; without --speculative-algorithm NEXTN is used.",
     .options = {{"--dataset", "FILE", "conversations, one JSON object a line"},
                 {"--batch", "LIST", "requests at once (1,8,32)"},
+                {"--conversations", "N",
+                 "different ones of a round, from all over the file, as many at once as the batch has (16)"},
                 {"--tokens", "N", "output tokens of a request (96)"},
                 {"--rounds", "N", "of each kind (3)"},
                 {"--temperature", "T", "0 takes the most likely token (0)"},
@@ -79,17 +81,19 @@ class Watch final : public OutputChannel {
 };
 
 struct Round {
-  double tokens_per_s = 0;
+  double seconds = 0;
+  int64_t counted = 0;
+  double tokens_per_s() const { return double(counted) / seconds; }
   std::vector<std::vector<int32_t>> tokens;
-  DraftCounters drafts;
 };
 
-StatusOr<Round> RunRound(Engine& engine, const std::vector<std::vector<int32_t>>& prompts, size_t batch,
-                         int32_t max_tokens, float temperature) {
+// `batch` conversations at once, from `first` on.
+Status RunWave(Engine& engine, const std::vector<std::vector<int32_t>>& prompts, size_t first, size_t batch,
+               int32_t max_tokens, float temperature, Round* round) {
   Watch::Shared shared;
   shared.waiting_first = shared.running = int64_t(batch);
   std::vector<std::shared_ptr<Watch>> watches;
-  for (size_t i = 0; i < batch; ++i) {
+  for (size_t i = first; i < first + batch; ++i) {
     Request r;
     r.id = NextRequestId();
     r.rid = fmt::format("bench-{}", r.id.value);
@@ -105,12 +109,28 @@ StatusOr<Round> RunRound(Engine& engine, const std::vector<std::vector<int32_t>>
   std::unique_lock lock(shared.mutex);
   shared.changed.wait(lock, [&] { return shared.running == 0; });
   RETURN_IF_ERROR(shared.error);
-  Round round;
-  round.tokens_per_s = double(shared.counted) / Seconds(shared.end - shared.begin).count();
-  for (const auto& w : watches) round.tokens.push_back(w->tokens);
-  lock.unlock();
-  round.drafts = engine.Snapshot().drafts;
-  return round;
+  round->counted += shared.counted;
+  round->seconds += Seconds(shared.end - shared.begin).count();
+  for (const auto& w : watches) round->tokens.push_back(w->tokens);
+  return OkStatus();
+}
+
+// Both kinds serve wave after wave in turn, so that what else the machine does meets both alike.
+Status RunRounds(Engine& plain, Engine& drafting, const std::vector<std::vector<int32_t>>& prompts,
+                 size_t conversations, size_t batch, int32_t max_tokens, float temperature, Round* a,
+                 Round* b) {
+  for (size_t first = 0; first < conversations; first += batch) {
+    RETURN_IF_ERROR(RunWave(plain, prompts, first, batch, max_tokens, temperature, a));
+    RETURN_IF_ERROR(RunWave(drafting, prompts, first, batch, max_tokens, temperature, b));
+  }
+  return OkStatus();
+}
+
+// n of `all`, from all over it.
+std::vector<size_t> Spread(size_t n, size_t all) {
+  std::vector<size_t> chosen;
+  for (size_t i = 0; i < std::min(n, all); ++i) chosen.push_back(i * all / std::min(n, all));
+  return chosen;
 }
 
 double Median(std::vector<double> v) {
@@ -134,16 +154,18 @@ StatusOr<int> Run(CommandLine& line) {
     if (batch < 1) return Invalid("--batch {}: whole numbers above 0, with commas between them", list);
     batches.push_back(batch);
   }
+  ASSIGN_OR_RETURN(const int64_t conversations, line.Int("--conversations", 16, 1));
   const int64_t most = *std::max_element(batches.begin(), batches.end());
   config.max_running_requests = std::max(config.max_running_requests, most);
-  ASSIGN_OR_RETURN(const eval::Dataset dataset, eval::ReadDataset(line.Text("--dataset"), most));
+  ASSIGN_OR_RETURN(const eval::Dataset dataset, eval::ReadDataset(line.Text("--dataset"), -1));
 
   ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, LoadModel(config));
   const std::string folder = config.tokenizer_path.empty() ? model->folder : config.tokenizer_path;
   ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(folder));
   ASSIGN_OR_RETURN(const auto chat, ChatTemplate::Load(folder));
   std::vector<std::vector<int32_t>> prompts;
-  for (const eval::Session& session : dataset.sessions) {
+  for (const size_t s : Spread(size_t(std::max(most, conversations)), dataset.sessions.size())) {
+    const eval::Session& session = dataset.sessions[s];
     Json messages = Json::array();
     for (size_t m = 0; m < session.turns.back().messages; ++m) messages.push_back(session.messages[m]);
     ASSIGN_OR_RETURN(const ChatPrompt prompt, chat->Render(messages, Json::object(), true));
@@ -152,8 +174,9 @@ StatusOr<int> Run(CommandLine& line) {
   if (prompts.empty()) return Invalid("--dataset {}: no conversations in it", line.Text("--dataset"));
 
   Json document = {{"model", model->name}, {"draft_tokens", config.DraftTokens()}, {"rows", Json::array()}};
-  std::string table = fmt::format("{:>6} {:>12} {:>12} {:>7} {:>14} {:>10}\n", "batch", "plain tok/s",
-                                  "drafts tok/s", "ratio", "accept length", "same");
+  std::string table =
+      fmt::format("{:>6} {:>12} {:>12} {:>7} {:>14} {:>6}   {}\n", "batch", "plain tok/s", "drafts tok/s",
+                  "ratio", "accept length", "same", "accepted of reached, by place");
   SteadyClock clock;
   ServerConfig off = config;
   off.speculative_algorithm.clear();
@@ -163,34 +186,38 @@ StatusOr<int> Run(CommandLine& line) {
     ASSIGN_OR_RETURN(const auto drafting, MakeEngineStack(config, model, &clock));
     std::vector<double> without, with, ratio;
     bool same = true;
-    DraftCounters drafts;
+    DraftCounters before;
     for (int64_t r = 0; r <= rounds; ++r) {  // the first warms caches and acceptance
-      ASSIGN_OR_RETURN(const Round a, RunRound(*plain->engine, prompts, size_t(batch), int32_t(max_tokens),
-                                               float(temperature)));
-      ASSIGN_OR_RETURN(const Round b, RunRound(*drafting->engine, prompts, size_t(batch), int32_t(max_tokens),
-                                               float(temperature)));
+      Round a, b;
+      RETURN_IF_ERROR(RunRounds(*plain->engine, *drafting->engine, prompts,
+                                size_t(AlignUp(conversations, batch)), size_t(batch), int32_t(max_tokens),
+                                float(temperature), &a, &b));
       same &= a.tokens == b.tokens;
-      drafts = b.drafts;
-      if (r == 0) continue;
-      without.push_back(a.tokens_per_s);
-      with.push_back(b.tokens_per_s);
-      ratio.push_back(b.tokens_per_s / a.tokens_per_s);
+      if (r == 0) {
+        before = drafting->engine->Snapshot().drafts;
+        continue;
+      }
+      without.push_back(a.tokens_per_s());
+      with.push_back(b.tokens_per_s());
+      ratio.push_back(b.tokens_per_s() / a.tokens_per_s());
     }
+    const DraftCounters drafts = drafting->engine->Snapshot().drafts.Since(before);
     all_same &= same;
     const double length = drafts.runs > 0 ? 1 + double(drafts.accepted) / double(drafts.runs) : 0;
-    Json at = Json::array();
-    for (int32_t i = 0; i < kMaxDraftTokens && drafts.proposed_at[size_t(i)] > 0; ++i)
-      at.push_back(double(drafts.accepted_at[size_t(i)]) / double(drafts.proposed_at[size_t(i)]));
     document["rows"].push_back({{"batch", batch},
                                 {"plain_tokens_per_s", Median(without)},
                                 {"draft_tokens_per_s", Median(with)},
                                 {"ratio", Median(ratio)},
                                 {"accept_length", length},
-                                {"acceptance_at", at},
+                                {"draft_places", eval::DraftPlacesJson(drafts)},
                                 {"runs", drafts.runs},
                                 {"same_tokens", same}});
-    table += fmt::format("{:>6} {:>12.1f} {:>12.1f} {:>7.2f} {:>14.2f} {:>10}\n", batch, Median(without),
-                         Median(with), Median(ratio), length, same ? "yes" : "NO");
+    std::string places;
+    for (int32_t i = 0; i < kMaxDraftTokens && drafts.reached_at[size_t(i)] > 0; ++i)
+      places += fmt::format("{}{}/{}", i == 0 ? "" : "  ", drafts.accepted_at[size_t(i)],
+                            drafts.reached_at[size_t(i)]);
+    table += fmt::format("{:>6} {:>12.1f} {:>12.1f} {:>7.3f} {:>14.2f} {:>6}   {}\n", batch, Median(without),
+                         Median(with), Median(ratio), length, same ? "yes" : "NO", places);
   }
   const std::string path = line.Text("--json");
   if (path == "-") {

@@ -98,9 +98,9 @@ struct ForwardBatch {
   std::vector<PageCopy> page_copies;  // before the forward
   std::vector<CopyPlan> loads;        // host to device; layer L is read only when it is loaded
   std::vector<CopyPlan> backups;      // device to host; of pages final before this step
-  // Drafting: a draft less likely to stand than draft_keep gets no row in the next step, and none is made
-  // behind one less likely than draft_on. 0: as many as are planned.
-  float draft_keep = 0, draft_on = 0;
+  // Drafting: a draft less likely to stand than draft_keep gets no row in the next step, and a pass that
+  // makes a further one must be expected to bring draft_pass beyond that. 0: as many as are planned.
+  float draft_keep = 0, draft_pass = 0;
   int32_t rows() const { return int32_t(tokens.size()); }
   // Nothing to compute and nothing to copy.
   bool empty() const {
@@ -117,7 +117,7 @@ struct ForwardBatch {
     page_copies.clear();
     loads.clear();
     backups.clear();
-    draft_keep = draft_on = 0;
+    draft_keep = draft_pass = 0;
   }
 };
 
@@ -152,8 +152,17 @@ struct FailedSlot {
   Status status;
 };
 
+// What a step did and how long it took. ns 0: not measured, or it did something besides decoding.
+struct StepWork {
+  int32_t rows = 0;                          // of the model
+  int32_t drafting = 0;                      // sequences for which tokens were drafted
+  int32_t draft_passes = 0, draft_rows = 0;  // of the draft layer with its head; rows of all of them
+  int64_t ns = 0;
+};
+
 struct StepResult {
   int64_t step = 0;
+  StepWork work;
   Status status;                      // of the whole step; an error ends all its sequences
   std::vector<SampledToken> samples;  // in the order of ForwardBatch::samples
   std::vector<FailedSlot> failed_slots;

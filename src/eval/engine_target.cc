@@ -146,6 +146,8 @@ class EngineTarget final : public Target {
     return Start();
   }
 
+  std::optional<DraftCounters> Drafts() const override { return engine_->Snapshot().drafts; }
+
   Json Describe() override { return options_.describe ? options_.describe() : Json::object(); }
 
  private:

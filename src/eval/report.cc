@@ -43,6 +43,23 @@ std::string Percent(const Json& v) {
   return v.is_number() ? fmt::format("{:.2f}%", 100 * v.get<double>()) : "-";
 }
 
+// Drafts by how far ahead they were, of every pass that had some: share accepted of those that were reached.
+std::string DraftTable(const Json& passes) {
+  std::string out;
+  for (const Json& p : passes) {
+    if (p["draft_places"].empty()) continue;
+    if (out.empty())
+      out = fmt::format("\n{:<10} {:>6} {:>9} {:>9} {:>9} {:>11}\n", "drafts", "place", "proposed", "reached",
+                        "accepted", "of reached");
+    int64_t place = 0;
+    for (const Json& at : p["draft_places"])
+      out += fmt::format("{:<10} {:>6} {:>9} {:>9} {:>9} {:>11}\n", p["name"].get<std::string>(), ++place,
+                         at["proposed"].get<int64_t>(), at["reached"].get<int64_t>(),
+                         at["accepted"].get<int64_t>(), Percent(at["acceptance"]));
+  }
+  return out;
+}
+
 }  // namespace
 
 Json PassJson(const PassResult& pass, const PassResult* cold, const Dataset& dataset, bool has_hashes) {
@@ -99,7 +116,21 @@ Json PassJson(const PassResult& pass, const PassResult* cold, const Dataset& dat
   out["draft_proposed"] = proposed;
   out["draft_accepted"] = accepted;
   out["draft_first_acceptance"] = steps == 0 ? Json(nullptr) : Json(double(first) / double(steps));
+  out["draft_places"] = pass.drafts ? DraftPlacesJson(*pass.drafts) : Json(nullptr);
   return out;
+}
+
+Json DraftPlacesJson(const DraftCounters& drafts) {
+  Json places = Json::array();
+  for (size_t i = 0; i < drafts.proposed_at.size() && drafts.proposed_at[i] > 0; ++i) {
+    const int64_t reached = drafts.reached_at[i], accepted = drafts.accepted_at[i];
+    places.push_back(
+        {{"proposed", drafts.proposed_at[i]},
+         {"reached", reached},
+         {"accepted", accepted},
+         {"acceptance", reached == 0 ? Json(nullptr) : Json(double(accepted) / double(reached))}});
+  }
+  return places;
 }
 
 std::string OutputLine(const PassResult& pass, const TurnResult& turn, bool has_hashes) {
@@ -180,7 +211,7 @@ std::string PassTable(const Json& passes) {
       out += fmt::format("   {}\n", passes.at(0)[counts][name].get<int64_t>());
     }
   }
-  return out;
+  return out + DraftTable(passes);
 }
 
 }  // namespace sluice::eval

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct PassResult {
   std::string name;
   double seconds = 0;
   std::vector<TurnResult> turns;  // in file order
+  std::optional<DraftCounters> drafts;
 };
 
 // `cold` may be null (the pass was not run) or the pass itself.
@@ -31,6 +33,9 @@ std::string OutputLine(const PassResult& pass, const TurnResult& turn, bool has_
 // The cold pass of another run over the same dataset, from its lines: stands for a cold pass of this one.
 // Errors name the turn that is missing.
 StatusOr<PassResult> ReadColdOutputs(const std::string& path, const Dataset& dataset);
+// What became of drafts by how far ahead they were: proposed, reached (all before it stood), accepted of each
+// place, and the share of the reached that were accepted.
+Json DraftPlacesJson(const DraftCounters& drafts);
 // A table for people, from the JSON of all passes.
 std::string PassTable(const Json& passes);
 

@@ -63,6 +63,23 @@ TEST(Report, ADifferentLogitBitIsSeenEvenWhenTheTextIsTheSame) {
   EXPECT_NE(PassTable(Json::array({j})).find("warm"), std::string::npos);
 }
 
+TEST(Report, DraftsAreCountedByPlace) {
+  const Dataset d = TwoSessions();
+  PassResult cold = Pass(d, "cold", 8);
+  EXPECT_TRUE(PassJson(cold, &cold, d, true)["draft_places"].is_null());
+  cold.drafts.emplace();
+  EXPECT_TRUE(PassJson(cold, &cold, d, true)["draft_places"].empty());
+  EXPECT_EQ(PassTable(Json::array({PassJson(cold, &cold, d, true)})).find("of reached"), std::string::npos);
+  for (const int32_t stood : {2, 1, 0, 2}) cold.drafts->Add(2, stood, stood);
+  const Json j = PassJson(cold, &cold, d, true);
+  ASSERT_EQ(j["draft_places"].size(), 2u);
+  EXPECT_EQ(j["draft_places"][0]["acceptance"], 0.75);
+  EXPECT_EQ(j["draft_places"][1]["proposed"], 4);
+  EXPECT_EQ(j["draft_places"][1]["reached"], 3);
+  EXPECT_EQ(j["draft_places"][1]["accepted"], 2);
+  EXPECT_NE(PassTable(Json::array({j})).find("66.67%"), std::string::npos);
+}
+
 TEST(Report, OutputLinesCarryHashesOnlyWhenThereAreSome) {
   const Dataset d = TwoSessions();
   const PassResult cold = Pass(d, "cold", 8);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 namespace sluice::eval {
@@ -81,12 +82,14 @@ class PassRun {
     // Emptying the device tier needs an engine at rest, so l2 goes group by group.
     const size_t group = kind == PassKind::kL2 ? size_t(options_.concurrency) : sessions;
     if (kind == PassKind::kL3) RETURN_IF_ERROR(target_->Restart());
+    const std::optional<DraftCounters> before = target_->Drafts();
     for (size_t begin = 0; begin < sessions; begin += group) {
       if (kind == PassKind::kL2) RETURN_IF_ERROR(target_->DropDevice());
       const auto start = std::chrono::steady_clock::now();
       RETURN_IF_ERROR(ForEach(begin, std::min(sessions, begin + group), options_.concurrency, ask_session));
       pass.seconds += Seconds(start);
     }
+    if (before) pass.drafts = target_->Drafts()->Since(*before);
     return pass;
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "base/status.h"
 #include "eval/dataset.h"
 #include "request/request.h"
+#include "schedule/draft_counters.h"
 
 namespace sluice::eval {
 
@@ -43,6 +45,8 @@ class Target {
   // Tears the engine down and starts it again: device and host tier empty, storage kept. Unsupported without
   // storage.
   virtual Status Restart() = 0;
+  // Of the engine since it started; nullopt where that is not known.
+  virtual std::optional<DraftCounters> Drafts() const { return std::nullopt; }
   // Facts about the engine for the report.
   virtual Json Describe() = 0;
 };

@@ -100,7 +100,7 @@ Status Drafter::AfterStep(const ForwardBatch& batch, const ForwardBatch& resolve
   KeepStates(resolved, result);
   RETURN_IF_ERROR(FillExtends(resolved, tokens));
   RETURN_IF_ERROR(FillPending(batch));
-  return Draft(batch, resolved);
+  return Draft(batch, resolved, &result->work);
 }
 
 void Drafter::LearnTrust(const ForwardBatch& resolved, const StepResult& result) {
@@ -211,14 +211,22 @@ Status Drafter::FlushRows(std::span<const PageId> pages) {
   return OkStatus();
 }
 
+// Of drafts that seem not worth it one is tried now and then: what is never tried is never known better.
+bool Drafter::TriesAnyway() { return ++tries_ % kTryEvery == 0; }
+
 void Drafter::Weigh(const ForwardBatch& batch, const SampleRow& row, int32_t place, float share) {
   Slot& slot = slots_[size_t(row.slot.value)];
   *Share(row.slot, place) = share;
   if (batch.draft_keep <= 0) return;
-  slot.chance *= trust_.Chance(Draws(row), place, share);
-  if (slot.chance < double(batch.draft_keep)) {
+  const bool drawn = Draws(row);
+  const double keep = double(batch.draft_keep);
+  slot.chance *= trust_.Chance(drawn, place, share);
+  if (place > 0)
+    trust_.ObserveGain(drawn, place - 1, *Share(row.slot, place - 1), std::max(0.0, slot.chance - keep));
+  if (slot.chance < keep && !TriesAnyway()) {
     slot.drafted = place;
-  } else if (slot.chance < double(batch.draft_on)) {
+  } else if (trust_.Gain(drawn, place, share) < double(batch.draft_pass) && place + 1 < slot.drafted &&
+             !TriesAnyway()) {
     slot.drafted = place + 1;
   }
 }
@@ -240,7 +248,7 @@ bool Drafter::AskReduced(size_t begin, size_t n) {
 }
 
 // One row a slot and pass: the first makes the newest token's final row, the others stand on guesses.
-Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
+Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved, StepWork* work) {
   seqs_.clear();
   proposals_.clear();
   row_tokens_.clear();
@@ -277,6 +285,9 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved) {
   for (int32_t pass = 0; pass < most; ++pass) {
     RETURN_IF_ERROR(layer_->DraftRows(seqs_, batch.pages, row_tokens_, StatesOf(row_tokens_.size()),
                                       /*kv_only=*/false, carried_));
+    if (pass == 0) work->drafting = int32_t(seqs_.size());
+    ++work->draft_passes;
+    work->draft_rows += int32_t(seqs_.size());
     for (size_t begin = 0; begin < seqs_.size(); begin += size_t(max_logits_rows_)) {
       const size_t n = std::min(seqs_.size() - begin, size_t(max_logits_rows_));
       rows_.resize(n);

@@ -65,10 +65,11 @@ class Drafter {
   void LearnTrust(const ForwardBatch& resolved, const StepResult& result);
   // Decides whether the slot's newest draft, at `place`, is worth a row, and another one behind it.
   void Weigh(const ForwardBatch& batch, const SampleRow& row, int32_t place, float share);
+  bool TriesAnyway();
   void KeepStates(const ForwardBatch& resolved, StepResult* result);
   Status FillExtends(const ForwardBatch& resolved, std::span<const int32_t> tokens);
   Status FillPending(const ForwardBatch& batch);
-  Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved);
+  Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved, StepWork* work);
   bool AskReduced(size_t begin, size_t n);
   Status FlushRows(std::span<const PageId> pages);
   float* Share(SlotId slot, int32_t i) {
@@ -87,6 +88,8 @@ class Drafter {
   std::vector<int32_t> drafted_;     // [slots, max_tokens]
   std::vector<float> shares_;        // [slots, max_tokens] of the drafted tokens
   DraftTrust trust_;
+  static constexpr int64_t kTryEvery = 24;
+  int64_t tries_ = 0;
   ForwardBatch resolved_;
   // scratch of a step
   std::vector<int32_t> rows_, next_token_, row_tokens_, carried_;

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <utility>
 
 namespace sluice {
@@ -55,7 +56,11 @@ void ThreadExecutor::Loop() {
       todo_.pop_front();
     }
     step->result.step = step->batch.step;
+    const auto begin = std::chrono::steady_clock::now();
     runner_->Run(step->batch, &step->result);
+    if (step->result.work.rows > 0) {
+      step->result.work.ns = std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
+    }
     {
       std::lock_guard lock(mutex_);
       done_.push_back(step);

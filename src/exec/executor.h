@@ -21,6 +21,7 @@ struct StepBuffers {
   void Clear() {
     batch.Clear();
     result.step = 0;
+    result.work = StepWork();
     result.status = OkStatus();
     result.samples.clear();
     result.failed_slots.clear();
@@ -33,7 +34,8 @@ struct StepBuffers {
 class StepRunner {
  public:
   virtual ~StepRunner() = default;
-  // Fills *result (cleared, step set). Errors go into result->status; never throws.
+  // Fills *result (cleared, step set) but for the time of its work. Errors go into result->status; never
+  // throws.
   virtual void Run(const ForwardBatch& batch, StepResult* result) = 0;
 };
 
@@ -59,8 +61,8 @@ class InlineExecutor final : public Executor {
   std::deque<StepBuffers*> queue_;
 };
 
-// Runs steps on a thread of its own. `on_done` is called on that thread after each step; it must not block.
-// The destructor finishes what was submitted.
+// Runs steps on a thread of its own and measures them. `on_done` is called on that thread after each step; it
+// must not block. The destructor finishes what was submitted.
 class ThreadExecutor final : public Executor {
  public:
   ThreadExecutor(std::unique_ptr<StepRunner> runner, std::function<void()> on_done);

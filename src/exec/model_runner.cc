@@ -100,6 +100,9 @@ Status ModelRunner::Compute(const ForwardBatch& planned, StepResult* result) {
         ranks_->Forward(batch, {tokens_.data(), size_t(batch.rows())}, forward_, drafter_ != nullptr));
   }
   RETURN_IF_ERROR(SampleRows(batch, result));
+  const bool decodes =
+      std::all_of(batch.seqs.begin(), batch.seqs.end(), [](const BatchSeq& s) { return s.decode; });
+  if (decodes && planned.loads.empty() && planned.page_copies.empty()) result->work.rows = batch.rows();
   return drafter_ != nullptr ? Draft(planned, batch, result) : OkStatus();
 }
 

@@ -22,24 +22,32 @@ void DraftControl::Observe(int32_t planned, int32_t verified, int32_t stood) {
   }
 }
 
-double DraftControl::Rows(double rows) const {
-  const auto few = double(cost_.few_rows);
-  return 1 + (std::min(rows, few) - 1) * cost_.row + std::max(0.0, rows - few) * cost_.more_row;
+void DraftControl::ObserveWork(const StepWork& work) {
+  cost_.Observe(work);
+  if (work.drafting == 0) return;
+  double expected = 0, reached = 1;
+  for (int32_t i = 0; i < most_; ++i) {
+    expected += reached;
+    reached *= places_[size_t(i)].verified / places_[size_t(i)].planned;
+  }
+  passes_seen_ = passes_seen_ * kDecay + double(work.draft_rows) / work.drafting;
+  passes_expected_ = passes_expected_ * kDecay + expected;
 }
 
 double DraftControl::Worth(int32_t k, int64_t sequences) const {
+  const DraftCost& cost = cost_.cost();
   const auto s = double(sequences);
   double tokens = 1, rows = 1, passes = 0;
   double reached = 1, all = 1;  // a draft at this place is verified; it and all before it stand
   for (int32_t i = 0; i < k; ++i) {
     const Place& p = places_[size_t(i)];
-    passes += reached * (cost_.pass + (s - 1) * cost_.pass_row);
+    passes += reached * (cost.pass + (s - 1) * cost.pass_row);
     reached *= p.verified / p.planned;
     all *= p.verified / p.planned * p.stood / p.proposed;
     rows += reached;
     tokens += all;
   }
-  return s * tokens / (Rows(s * rows) + passes);
+  return s * tokens / (cost.Rows(s * rows) + passes * passes_seen_ / passes_expected_);
 }
 
 void DraftControl::BeginStep(int64_t sequences) {
@@ -54,10 +62,11 @@ void DraftControl::BeginStep(int64_t sequences) {
     drafts_ = most_;
   }
   // More time is well spent where it gives tokens at the rate of the step as a whole.
+  const DraftCost& cost = cost_.cost();
   const auto s = double(sequences);
-  const double row = s * (1 + drafts_) > double(cost_.few_rows) ? cost_.more_row : cost_.row;
+  const double row = s * (1 + drafts_) > double(cost.few_rows) ? cost.more_row : cost.row;
   keep_ = best * row;
-  go_on_ = best * (row + (cost_.pass + (s - 1) * cost_.pass_row) / s);
+  another_pass_ = best * (cost.pass + (s - 1) * cost.pass_row) / s;
   idle_steps_ = drafts_ > 0 ? 0 : idle_steps_ + 1;
   if (idle_steps_ >= kProbeSteps && sequences <= kProbeSequences) {
     drafts_ = std::min(most_, 1);

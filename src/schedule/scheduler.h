@@ -53,7 +53,7 @@ struct SchedulerOptions {
   int64_t draft_state_floats = 0;  // of a state that the draft layer starts from; 0: no speculation
   int32_t draft_tokens = 0;        // drafted tokens of a sequence and step at most; 0: no speculation
   bool adaptive_drafts = false;    // load and acceptance decide; else always draft_tokens
-  DraftCost draft_cost;
+  DraftCost draft_cost;            // until steps have been measured
   RemoteRole remote = RemoteRole::kNone;
   int64_t reserved_decode_tokens =
       0;  // decode: room for the answer that admission of a room asks for, at least

@@ -18,6 +18,7 @@ void Scheduler::Commit(const StepResult& result) {
     return std::find(result.copies_failed.begin(), result.copies_failed.end(), id) !=
            result.copies_failed.end();
   });
+  draft_control_.ObserveWork(result.work);
   if (result.status.ok() && !load_failed) {
     for (size_t i = 0; i < step.parts.size(); ++i) {
       const Part& part = step.parts[i];

@@ -280,7 +280,7 @@ void Scheduler::PlanDecodes(ForwardBatch* batch, Step* step) {
   if (speculates()) {
     draft_control_.BeginStep(running());
     batch->draft_keep = float(draft_control_.keep());
-    batch->draft_on = float(draft_control_.go_on());
+    batch->draft_pass = float(draft_control_.another_pass());
   }
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence* s = running_[i];

@@ -7,6 +7,7 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "cache/kv_cache.h"
+#include "cp/split.h"
 #include "engine/step_loop.h"
 #include "exec/model_runner.h"
 #include "gmock/gmock.h"
@@ -41,20 +42,26 @@ struct RunAnswer {
   bool operator==(const RunAnswer& o) const { return tokens == o.tokens && hash == o.hash; }
 };
 
-// Spoils a page of the pool between two steps.
+// Spoils a page of the pool between two steps, and counts the dummies that ranks would compute.
 class PoisoningRunner final : public StepRunner {
  public:
-  PoisoningRunner(StepRunner* inner, const DevicePool* pool, int step)
-      : inner_(inner), pool_(pool), step_(step) {}
+  PoisoningRunner(StepRunner* inner, const DevicePool* pool, int step, int32_t ranks)
+      : inner_(inner), pool_(pool), step_(step), ranks_(ranks) {}
   void Run(const ForwardBatch& batch, StepResult* result) override {
+    for (const BatchSeq& s : batch.seqs) {
+      if (!s.decode && ranks_ > 1)
+        padding += 2 * ranks_ * cp::SegmentComputeRows(s.num_rows, ranks_) - s.num_rows;
+    }
     if (step_-- == 0) pool_->Poison(batch.pages[size_t(batch.seqs[0].page_begin)]);
     inner_->Run(batch, result);
   }
+  int64_t padding = 0;  // rows
 
  private:
   StepRunner* const inner_;
   const DevicePool* const pool_;
   int step_;
+  const int32_t ranks_;
 };
 
 class ModelWorld {
@@ -113,7 +120,7 @@ class ModelWorld {
     runner_options.rank_rows = group.limits.max_rows;
     ModelRunner runner(*model_, RankGroup::Make(*model_, *backend_, *device, group).value(), *device,
                        host.get(), runner_options);
-    PoisoningRunner poisoning(&runner, device.get(), shape.poison_step);
+    PoisoningRunner poisoning(&runner, device.get(), shape.poison_step, shape.ranks);
     InlineExecutor executor(&poisoning);
     CacheOptions cache;
     cache.lanes = shape.ranks;
@@ -149,6 +156,7 @@ class ModelWorld {
     retractions = loop.scheduler().counters().retractions;
     loaded_pages = loop.cache().Stats().load_pages;
     drafts = loop.scheduler().counters().drafts;
+    padding = poisoning.padding;
     std::vector<RunAnswer> answers;
     for (const auto& out : outs) {
       EXPECT_THAT(out->violations(), ::testing::IsEmpty());
@@ -162,6 +170,7 @@ class ModelWorld {
   }
 
   int64_t retractions = 0, loaded_pages = 0;  // of the last Answer
+  int64_t padding = 0;                        // rows without a token that its ranks had to make room for
   DraftCounters drafts;
 
  private:

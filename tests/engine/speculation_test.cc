@@ -165,7 +165,8 @@ TEST(Speculation, RetractionAndTheTreeChangeNoBit) {
   }
 }
 
-TEST(Speculation, RanksChangeNoBit) {
+// The plain and the overlapped loop, and prompts that do not split evenly over the ranks.
+TEST(Speculation, RanksPaddingAndOverlapChangeNoBit) {
   std::vector<Request> requests = AllKinds();
   requests.resize(8);
   requests.push_back(Repeating(300, 20, 90));
@@ -174,17 +175,22 @@ TEST(Speculation, RanksChangeNoBit) {
   const std::vector<RunAnswer> want = World().Answer(requests, plain);
   DraftCounters alone;
   for (const int32_t ranks : {1, 2, 4, 8}) {
-    for (const int32_t depth : {0, 1}) {
-      RunShape shape = Drafting(3, depth);
-      shape.kv = DType::kF8E4M3;
-      shape.ranks = ranks;
-      shape.chunk = 90;
-      shape.gather = ranks == 4;
-      ExpectSame(World().Answer(requests, shape), want, fmt::format("ranks {} depth {}", ranks, depth));
-      if (depth == 0 && ranks == 1) alone = World().drafts;
-      // The drafts too: their rows are the same wherever they were made.
-      if (depth == 0) {
-        EXPECT_EQ(World().drafts.accepted_at, alone.accepted_at) << ranks << " ranks";
+    for (const bool gather : {false, true}) {
+      for (const int32_t depth : {0, 1}) {
+        if (gather ? ranks == 1 : ranks == 4) continue;
+        RunShape shape = Drafting(3, depth);
+        shape.kv = DType::kF8E4M3;
+        shape.ranks = ranks;
+        shape.chunk = 90;
+        shape.gather = gather;
+        const std::string what = fmt::format("ranks {} gather {} depth {}", ranks, gather, depth);
+        ExpectSame(World().Answer(requests, shape), want, what);
+        EXPECT_EQ(World().padding > 0, ranks > 1) << what;
+        if (depth == 0 && ranks == 1) alone = World().drafts;
+        // The drafts too: their rows are the same wherever they were made.
+        if (depth == 0) {
+          EXPECT_EQ(World().drafts.accepted_at, alone.accepted_at) << what;
+        }
       }
     }
   }

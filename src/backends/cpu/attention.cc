@@ -80,6 +80,18 @@ Arrays Carve(Carver& c, int64_t m, const ops::AttentionArgs& a, int64_t nr, int6
   return x;
 }
 
+void BlockSoftmax(const Context& c, const Arrays& x, int64_t m0, int64_t m) {
+  c.t.softmax({.s = x.s + m0 * kBlock,
+               .m = m - m0,
+               .scale = c.a.scale,
+               .valid = x.valid + m0,
+               .p = x.p + m0 * kBlock * (c.t.bf16_pairs ? 2 : 4),
+               .run_max = x.run_max + m0,
+               .run_sum = x.run_sum + m0,
+               .alpha = x.alpha + m0,
+               .beta = x.beta + m0});
+}
+
 // Scores, softmax and merge of one loaded block for the pairs [m0, m), of which none sees more than `count`
 // of its rows. Columns past a pair's own count have weight 0, and adding 0 * value changes no bit, so `count`
 // may be anything from there to 64.
@@ -103,15 +115,7 @@ void Block(const Context& c, const Arrays& x, int64_t m0, int64_t m, int64_t cou
   qk.ldc = kBlock;
   qk.prefetch = next;
   gemm(qk);
-  c.t.softmax({.s = x.s + m0 * kBlock,
-               .m = m - m0,
-               .scale = a.scale,
-               .valid = x.valid + m0,
-               .p = x.p + m0 * kBlock * element,
-               .run_max = x.run_max + m0,
-               .run_sum = x.run_sum + m0,
-               .alpha = x.alpha + m0,
-               .beta = x.beta + m0});
+  BlockSoftmax(c, x, m0, m);
   GemmArgs pv;
   pv.a = x.p + m0 * kBlock * element;
   pv.lda = kBlock;
@@ -127,6 +131,32 @@ void Block(const Context& c, const Arrays& x, int64_t m0, int64_t m, int64_t cou
   pv.beta = x.beta + m0;
   pv.prefetch = next;
   gemm(pv);
+}
+
+// The same for pairs that are few, over rows as they lie.
+void FewBlock(const Context& c, const Arrays& x, int64_t m0, int64_t m, const std::byte* const* rows,
+              int64_t count, RowPrefetch* next) {
+  const ops::AttentionArgs& a = c.a;
+  const int64_t element = c.t.bf16_pairs ? 2 : 4;
+  if (next->count > 0) {
+    const int64_t steps = CeilDiv(count, 16) * CeilDiv(c.dim, 32) + CeilDiv(a.kv_lora, c.t.nr);
+    next->lines_per_step = CeilDiv(next->count * CeilDiv(next->bytes, 64), steps);
+  }
+  const FewPairsArgs few = {.rows = rows,
+                            .count = count,
+                            .m = m - m0,
+                            .kv_lora = a.kv_lora,
+                            .rope = a.rope,
+                            .q = x.q + m0 * c.dim * element,
+                            .s = x.s + m0 * kBlock,
+                            .p = x.p + m0 * kBlock * element,
+                            .o = x.o + m0 * a.kv_lora,
+                            .alpha = x.alpha + m0,
+                            .beta = x.beta + m0,
+                            .prefetch = next};
+  c.t.score_few(few);
+  BlockSoftmax(c, x, m0, m);
+  c.t.merge_few(few);
 }
 
 void RunTask(const Context& c, const Task& task, Scratch& scratch) {
@@ -164,7 +194,8 @@ void RunTask(const Context& c, const Task& task, Scratch& scratch) {
   } else {
     keys = a.selected_count[task.row];
   }
-  const RowFormat format = c.full == nullptr ? c.format : (t.bf16_pairs ? RowFormat::kBF16 : RowFormat::kF32);
+  const RowFormat tile = t.bf16_pairs ? RowFormat::kBF16 : RowFormat::kF32;
+  const RowFormat format = c.full == nullptr ? c.format : tile;
   const std::byte* rows[2][kBlock];
   auto gather = [&](int64_t first, const std::byte** out) {
     const int64_t n = std::min(kBlock, keys - first);
@@ -173,17 +204,27 @@ void RunTask(const Context& c, const Task& task, Scratch& scratch) {
     }
   };
   if (keys > 0) gather(0, rows[0]);
+  const bool few = t.score_few != nullptr && m <= KernelTable::kFewPairs;
   int64_t m0 = 0;
   for (int64_t first = 0, b = 0; first < keys; first += kBlock, ++b) {
     const int64_t count = std::min(kBlock, keys - first);
-    t.load_latent({.rows = rows[b & 1],
-                   .count = count,
-                   .format = format,
-                   .kv_lora = a.kv_lora,
-                   .rope = a.rope,
-                   .keys = x.keys,
-                   .values = x.values,
-                   .row = x.row});
+    const std::byte** here = rows[b & 1];
+    if (!few) {
+      t.load_latent({.rows = here,
+                     .count = count,
+                     .format = format,
+                     .kv_lora = a.kv_lora,
+                     .rope = a.rope,
+                     .keys = x.keys,
+                     .values = x.values,
+                     .row = x.row});
+    } else if (format != tile) {
+      for (int64_t j = 0; j < count; ++j) {
+        std::byte* row = x.row + j * c.dim * element;
+        t.decode_latent(here[j], format, a.kv_lora, a.rope, row);
+        here[j] = row;
+      }
+    }
     RowPrefetch prefetch;
     if (first + kBlock < keys) {
       gather(first + kBlock, rows[(b + 1) & 1]);
@@ -202,7 +243,11 @@ void RunTask(const Context& c, const Task& task, Scratch& scratch) {
       leading = leading && seen <= 0;
       if (leading) m0 = (r + 1) * task.heads;  // rows whose positions end before this block
     }
-    if (m0 < m) Block(c, x, m0, m, most, &prefetch);
+    if (m0 < m && few) {
+      FewBlock(c, x, m0, m, here, most, &prefetch);
+    } else if (m0 < m) {
+      Block(c, x, m0, m, most, &prefetch);
+    }
     m0 = 0;
   }
   for (int64_t r = 0; r < task.rows; ++r) {

@@ -2,6 +2,8 @@
 #if defined(__x86_64__)
 #include "backends/cpu/bf16_vec.h"
 #endif
+#include <iterator>
+
 #include "backends/cpu/kernel_table.h"
 
 #if defined(__x86_64__)
@@ -72,8 +74,8 @@ void PackKeys(const uint16_t* const* rows, int64_t count, int64_t n, uint16_t* k
   }
 }
 
-// k = 64 rows in pairs, columns = values: two rows interleave.
-void PackValues(const uint16_t* const* rows, int64_t count, int64_t n, uint16_t* values) {
+// Where the first halves of two vectors of 32 go when they interleave.
+inline __m512i InterleaveLow() {
   alignas(64) static constexpr auto kLow = [] {
     struct {
       uint16_t v[32];
@@ -81,7 +83,12 @@ void PackValues(const uint16_t* const* rows, int64_t count, int64_t n, uint16_t*
     for (int i = 0; i < 16; ++i) x.v[2 * i] = uint16_t(i), x.v[2 * i + 1] = uint16_t(32 + i);
     return x;
   }();
-  const __m512i low = _mm512_load_si512(kLow.v);
+  return _mm512_load_si512(kLow.v);
+}
+
+// k = 64 rows in pairs, columns = values: two rows interleave.
+void PackValues(const uint16_t* const* rows, int64_t count, int64_t n, uint16_t* values) {
+  const __m512i low = InterleaveLow();
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   for (int64_t t = 0; t < 32; ++t) {
     const uint16_t* a = 2 * t < count ? rows[2 * t] : nullptr;
@@ -95,6 +102,99 @@ void PackValues(const uint16_t* const* rows, int64_t count, int64_t n, uint16_t*
       _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(va, high, vb));
     }
   }
+}
+
+// Sixteen rows turn in registers into what PackKeys would store, and each vector meets all pairs at once. An
+// element is the same chain over pairs of k as in Gemm.
+template <int M>
+void ScoreRows(const FewPairsArgs& a) {
+  const int64_t dim = a.kv_lora + a.rope, pairs = (dim + 1) / 2;
+  const uint16_t* q = static_cast<const uint16_t*>(a.q);
+  for (int64_t base = 0; base < a.count; base += 16) {
+    const uint16_t* rows[16];
+    const int64_t here = a.count - base < 16 ? a.count - base : 16;
+    for (int64_t i = 0; i < 16; ++i)  // what the columns behind the last row hold is never looked at
+      rows[i] = reinterpret_cast<const uint16_t*>(a.rows[base + (i < here ? i : here - 1)]);
+    __m512 sum[M];
+#pragma GCC unroll 8
+    for (int h = 0; h < M; ++h) sum[h] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < pairs; d += 16) {
+      const __mmask32 in = First32(dim - d * 2);
+      __m512i r[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_epi16(in, rows[i] + d * 2);
+      Transpose16(r);
+      const uint16_t* x = q + d * 2;
+      if (pairs - d >= 16) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+#pragma GCC unroll 8
+          for (int h = 0; h < M; ++h)
+            sum[h] = _mm512_dpbf16_ps(sum[h], (__m512bh)r[i], Broadcast(x + h * dim + 2 * i));
+        }
+      } else {
+        for (int64_t i = 0; i < pairs - d; ++i) {
+#pragma GCC unroll 8
+          for (int h = 0; h < M; ++h)
+            sum[h] = _mm512_dpbf16_ps(sum[h], (__m512bh)r[i], Broadcast(x + h * dim + 2 * i));
+        }
+      }
+      a.prefetch->Step();
+    }
+#pragma GCC unroll 8
+    for (int h = 0; h < M; ++h) _mm512_storeu_ps(a.s + h * 64 + base, sum[h]);
+  }
+}
+
+template <int M>
+void MergeRows(const FewPairsArgs& a) {
+  const __m512i low = InterleaveLow(), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const uint16_t* p = static_cast<const uint16_t*>(a.p);
+  for (int64_t c = 0; c < a.kv_lora; c += kNr) {
+    const __mmask32 in = First32(a.kv_lora - c);
+    __m512 sum0[M], sum1[M];
+#pragma GCC unroll 8
+    for (int h = 0; h < M; ++h) sum0[h] = sum1[h] = _mm512_setzero_ps();
+    for (int64_t j = 0; j < a.count; j += 2) {
+      const __m512i v = _mm512_maskz_loadu_epi16(in, reinterpret_cast<const uint16_t*>(a.rows[j]) + c);
+      const __m512i w =
+          j + 1 < a.count ? _mm512_maskz_loadu_epi16(in, reinterpret_cast<const uint16_t*>(a.rows[j + 1]) + c)
+                          : _mm512_setzero_si512();
+      const __m512bh v0 = (__m512bh)_mm512_permutex2var_epi16(v, low, w);
+      const __m512bh v1 = (__m512bh)_mm512_permutex2var_epi16(v, high, w);
+#pragma GCC unroll 8
+      for (int h = 0; h < M; ++h) {
+        const __m512bh x = Broadcast(p + h * 64 + j);
+        sum0[h] = _mm512_dpbf16_ps(sum0[h], x, v0);
+        sum1[h] = _mm512_dpbf16_ps(sum1[h], x, v1);
+      }
+    }
+    const __mmask16 m0 = First(a.kv_lora - c), m1 = First(a.kv_lora - c - 16);
+#pragma GCC unroll 8
+    for (int h = 0; h < M; ++h) {
+      float* o = a.o + h * a.kv_lora + c;
+      const __m512 alpha = _mm512_set1_ps(a.alpha[h]), beta = _mm512_set1_ps(a.beta[h]);
+      _mm512_mask_storeu_ps(
+          o, m0, _mm512_fmadd_ps(sum0[h], beta, _mm512_mul_ps(_mm512_maskz_loadu_ps(m0, o), alpha)));
+      _mm512_mask_storeu_ps(
+          o + 16, m1,
+          _mm512_fmadd_ps(sum1[h], beta, _mm512_mul_ps(_mm512_maskz_loadu_ps(m1, o + 16), alpha)));
+    }
+    a.prefetch->Step();
+  }
+}
+
+using FewPairsFn = void (*)(const FewPairsArgs&);
+void ScoreFew(const FewPairsArgs& a) {
+  static constexpr FewPairsFn kOf[] = {ScoreRows<1>, ScoreRows<2>, ScoreRows<3>, ScoreRows<4>,
+                                       ScoreRows<5>, ScoreRows<6>, ScoreRows<7>, ScoreRows<8>};
+  static_assert(std::size(kOf) == KernelTable::kFewPairs);
+  kOf[a.m - 1](a);
+}
+void MergeFew(const FewPairsArgs& a) {
+  static constexpr FewPairsFn kOf[] = {MergeRows<1>, MergeRows<2>, MergeRows<3>, MergeRows<4>,
+                                       MergeRows<5>, MergeRows<6>, MergeRows<7>, MergeRows<8>};
+  kOf[a.m - 1](a);
 }
 
 void DecodeFp8(const std::byte* row, int64_t n, float scale, uint16_t* out) {
@@ -306,6 +406,8 @@ void FillBf16Attention(KernelTable* t) {
   t->f32_to_bf16 = FloatsToBF16;
   t->load_latent = LoadLatent;
   t->decode_latent = DecodeLatent;
+  t->score_few = ScoreFew;
+  t->merge_few = MergeFew;
   t->softmax = Softmax;
   t->load_index = LoadIndex;
   t->index_scores = IndexScores;

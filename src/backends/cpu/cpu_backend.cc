@@ -42,7 +42,7 @@ class CpuBackend final : public ops::Backend, public ops::SlotSum {
   }
   StatusOr<std::unique_ptr<ops::Linear>> PackGroups(
       std::span<const std::vector<ops::WeightView>> groups) override {
-    ASSIGN_OR_RETURN(std::unique_ptr<PackedLinear> p, PackLinear(t_, info_.act, groups));
+    ASSIGN_OR_RETURN(std::unique_ptr<PackedLinear> p, PackLinear(t_, info_.act, groups, weights_));
     return std::unique_ptr<ops::Linear>(std::move(p));
   }
 
@@ -75,6 +75,7 @@ class CpuBackend final : public ops::Backend, public ops::SlotSum {
  private:
   const KernelTable& t_;
   ops::BackendInfo info_;
+  WeightMemory weights_;
 };
 
 }  // namespace

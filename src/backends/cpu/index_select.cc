@@ -18,6 +18,8 @@ namespace {
 // sequence.
 constexpr int64_t kScoreFloats = 8 << 20;
 constexpr int64_t kPagesPerTask = 8;
+// Under this much work a page more for a thread costs less than a thread more.
+constexpr int64_t kTaskMacs = 1 << 19;
 
 // Unsigned order = score order; -0 becomes +0, NaN the lowest.
 uint32_t OrderKey(float f) {
@@ -136,7 +138,7 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
     *scores = c.Take<float>(batch * width);
     *query = c.Take<std::byte>(batch * q_row * element);
     *weight = c.Take<float>(batch * a.heads);
-    *tasks = c.Take<int32_t>(3 * batch * CeilDiv(width, kPageTokens * kPagesPerTask));
+    *tasks = c.Take<int32_t>(4 * batch * CeilDiv(width, kPageTokens));
     *keys = c.Take<uint32_t>(2 * (width + kPageTokens) * q.threads());
   };
   float *scores, *weight;
@@ -186,15 +188,19 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
         seen = std::max<int64_t>(seen, seqs.positions[row_of[2 * end + 1]] + 1 + shift);
         ++end;
       }
-      for (int64_t p = 0; p < CeilDiv(seen, kPageTokens); p += kPagesPerTask) {
-        tasks[3 * num_tasks] = int32_t(i);
-        tasks[3 * num_tasks + 1] = int32_t(end);
-        tasks[3 * num_tasks++ + 2] = int32_t(p);
+      const int64_t page_macs = (end - i) * kPageTokens * q_row;
+      const int64_t step = std::clamp(CeilDiv(kTaskMacs, page_macs), int64_t(1), kPagesPerTask);
+      for (int64_t p = 0; p < CeilDiv(seen, kPageTokens); p += step) {
+        int32_t* task = tasks + 4 * num_tasks++;
+        task[0] = int32_t(i);
+        task[1] = int32_t(end);
+        task[2] = int32_t(p);
+        task[3] = int32_t(p + step);
       }
       i = end;
     }
     q.group().ParallelFor(num_tasks, [&](int thread, int64_t task) {
-      const int64_t begin = tasks[3 * task], end = tasks[3 * task + 1];
+      const int64_t begin = tasks[4 * task], end = tasks[4 * task + 1];
       const int64_t seq = row_of[2 * begin];
       const int64_t key_bytes = AlignUp(kPageTokens, t.nr) * AlignUp(a.dim, 2) * element;
       std::byte* keys = q.group().scratch(thread).Get(key_bytes);
@@ -203,8 +209,8 @@ void RunIndexSelect(CpuQueue& q, const KernelTable& t, DType act, const ops::Ind
       int64_t seen = 0;
       for (int64_t i = begin; i < end; ++i)
         seen = std::max<int64_t>(seen, seqs.positions[row_of[2 * i + 1]] + 1 + shift);
-      const int64_t last = std::min(CeilDiv(seen, kPageTokens), int64_t(tasks[3 * task + 2]) + kPagesPerTask);
-      for (int64_t p = tasks[3 * task + 2]; p < last; ++p) {
+      const int64_t last = std::min<int64_t>(CeilDiv(seen, kPageTokens), tasks[4 * task + 3]);
+      for (int64_t p = tasks[4 * task + 2]; p < last; ++p) {
         const std::byte* page = pages(seqs.pages[seqs.page_begin[seq] + p]);
         const int64_t count = std::min(kPageTokens, seen - p * kPageTokens);
         t.load_index(page, count, format, a.dim, keys);

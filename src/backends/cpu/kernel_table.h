@@ -85,6 +85,21 @@ struct SoftmaxArgs {
   float* beta = nullptr;   // [m] out: factor of this block
 };
 
+// Few pairs against up to 64 latent rows of the tile type as they lie, where packing the rows would cost more
+// than the products. The bits are those of the products over the packed block.
+struct FewPairsArgs {
+  const std::byte* const* rows = nullptr;  // [count] of kv_lora + rope elements
+  int64_t count = 0, m = 0;                // m: pairs
+  int64_t kv_lora = 0, rope = 0;
+  const void* q = nullptr;  // [m, kv_lora + rope]
+  float* s = nullptr;       // [m, 64]
+  const void* p = nullptr;  // [m, 64] tile type; 0 behind count
+  float* o = nullptr;       // [m, kv_lora]
+  const float* alpha = nullptr;
+  const float* beta = nullptr;
+  RowPrefetch* prefetch = nullptr;
+};
+
 struct IndexScoreArgs {
   const void* q = nullptr;   // [heads, dim] tile type
   const float* w = nullptr;  // [heads]
@@ -130,6 +145,11 @@ struct KernelTable {
   void (*combine)(float* y, const float* const* d, const float* w, int64_t count, int64_t n) = nullptr;
 
   void (*load_latent)(const LatentBlock&) = nullptr;
+  // At most kFewPairs pairs; null where there is no such kernel. score_few: s = q rows. merge_few: o = o *
+  // alpha[pair] + (p values) * beta[pair].
+  static constexpr int64_t kFewPairs = 8;
+  void (*score_few)(const FewPairsArgs&) = nullptr;
+  void (*merge_few)(const FewPairsArgs&) = nullptr;
   // One row of the pool as [kv_lora + rope] of the tile type, the same values that load_latent packs.
   void (*decode_latent)(const std::byte* row, RowFormat format, int64_t kv_lora, int64_t rope,
                         void* out) = nullptr;

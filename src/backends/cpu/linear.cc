@@ -1,7 +1,5 @@
 #include "backends/cpu/linear.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -230,12 +228,9 @@ void RunProduct(CpuQueue& q, const KernelTable& t, const Product& p) {
 
 }  // namespace
 
-PackedLinear::~PackedLinear() {
-  if (data_ != nullptr) munmap(data_, size_t(bytes_));
-}
-
 StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType act,
-                                                   std::span<const std::vector<ops::WeightView>> groups) {
+                                                   std::span<const std::vector<ops::WeightView>> groups,
+                                                   WeightMemory& memory) {
   if (groups.empty() || groups[0].empty()) return Invalid("no weight to pack");
   auto p = std::make_unique<PackedLinear>();
   p->groups = int64_t(groups.size());
@@ -279,13 +274,8 @@ StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType a
       break;
   }
   p->group_bytes_ = AlignUp(panels * p->panel_bytes_, 64);
-  p->packed_bytes = p->bytes_ = AlignUp(p->group_bytes_ * p->groups, 4096);
-  void* m = mmap(nullptr, size_t(p->bytes_), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (m == MAP_FAILED) return Exhausted("cannot reserve {} bytes for a packed weight", p->bytes_);
-  p->data_ = static_cast<std::byte*>(m);
-  if (p->bytes_ >= (2 << 20))
-    madvise(p->data_, size_t(p->bytes_), MADV_HUGEPAGE);  // streams cross fewer page borders
+  p->packed_bytes = AlignUp(p->group_bytes_ * p->groups, WeightMemory::kAlign);
+  ASSIGN_OR_RETURN(p->data_, memory.Take(p->packed_bytes));
 
   std::vector<float> row(size_t(p->in) + 1);
   std::vector<uint16_t> half(size_t(p->in) + 1);
@@ -293,7 +283,7 @@ StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType a
     int64_t n = 0;
     for (const ops::WeightView& w : groups[size_t(g)]) {
       for (int64_t r = 0; r < w.out; ++r, ++n) {
-        std::byte* panel = p->data_ + g * p->group_bytes_ + n / nr * p->panel_bytes_;
+        std::byte* panel = p->data_.get() + g * p->group_bytes_ + n / nr * p->panel_bytes_;
         const int64_t j = n % nr;
         if (p->kind_ == PanelKind::kPairsFp8) {
           float* scale = reinterpret_cast<float*>(panel);

@@ -9,6 +9,7 @@
 
 #include "backends/cpu/cpu_queue.h"
 #include "backends/cpu/kernel_table.h"
+#include "backends/cpu/weight_memory.h"
 #include "ops/backend.h"
 #include "ops/slot_sum.h"
 
@@ -24,24 +25,25 @@ enum class PanelKind : uint8_t {
 class PackedLinear final : public ops::Linear {
  public:
   PackedLinear() = default;
-  ~PackedLinear() override;
-  const std::byte* group(int64_t g) const { return data_ + g * group_bytes_; }
+  const std::byte* group(int64_t g) const { return data_.get() + g * group_bytes_; }
   PanelKind kind() const { return kind_; }
   int64_t panel_bytes() const { return panel_bytes_; }
   int64_t scale_block() const { return scale_block_; }
 
  private:
   friend StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable&, DType,
-                                                            std::span<const std::vector<ops::WeightView>>);
+                                                            std::span<const std::vector<ops::WeightView>>,
+                                                            WeightMemory&);
   PanelKind kind_ = PanelKind::kF32;
-  std::byte* data_ = nullptr;
-  int64_t bytes_ = 0, group_bytes_ = 0, panel_bytes_ = 0, scale_block_ = 0;
+  std::shared_ptr<std::byte> data_;
+  int64_t group_bytes_ = 0, panel_bytes_ = 0, scale_block_ = 0;
 };
 
 // Each group is the concatenation (along out) of its views. Fails when views disagree in shape or have an
 // unknown type.
 StatusOr<std::unique_ptr<PackedLinear>> PackLinear(const KernelTable& t, DType act,
-                                                   std::span<const std::vector<ops::WeightView>> groups);
+                                                   std::span<const std::vector<ops::WeightView>> groups,
+                                                   WeightMemory& memory);
 
 void RunLinear(CpuQueue& q, const KernelTable& t, DType act, const ops::LinearArgs& a);
 void RunHeads(CpuQueue& q, const KernelTable& t, DType act, const ops::HeadLinearArgs& a);
