@@ -32,8 +32,9 @@ const CommandSyntax kSyntax = {
                 {"--batch", "LIST", "requests at once (1,8,32)"},
                 {"--conversations", "N",
                  "different ones of a round, from all over the file, as many at once as the batch has (16)"},
-                {"--tokens", "N", "output tokens of a request (96)"},
-                {"--rounds", "N", "of each kind (3)"},
+                {"--tokens", "N",
+                 "output tokens of a request, at most when it is alone: then answers end by themselves (96)"},
+                {"--rounds", "N", "of each kind (5)"},
                 {"--temperature", "T", "0 takes the most likely token (0)"},
                 {"--json", "FILE", "write the result as one JSON document; - is stdout"}},
     .engine_flags = true,
@@ -101,7 +102,7 @@ Status RunWave(Engine& engine, const std::vector<std::vector<int32_t>>& prompts,
     r.sampling.temperature = temperature;
     r.sampling.seed = i;
     r.sampling.max_tokens = max_tokens;
-    r.sampling.ignore_eos = true;
+    r.sampling.ignore_eos = batch > 1;  // so that the load stays; alone, what comes after an end is no answer
     watches.push_back(std::make_shared<Watch>(&shared));
     r.output = watches.back();
     RETURN_IF_ERROR(engine.Submit(std::move(r)));
@@ -145,7 +146,7 @@ StatusOr<int> Run(CommandLine& line) {
   if (config.speculative_algorithm.empty()) config.speculative_algorithm = "NEXTN";
   config.decode_log_interval = 0;
   ASSIGN_OR_RETURN(const int64_t max_tokens, line.Int("--tokens", 96, 8));
-  ASSIGN_OR_RETURN(const int64_t rounds, line.Int("--rounds", 3, 1));
+  ASSIGN_OR_RETURN(const int64_t rounds, line.Int("--rounds", 5, 1));
   ASSIGN_OR_RETURN(const double temperature, line.Real("--temperature", 0));
   std::vector<int64_t> batches;
   const std::string list = line.Has("--batch") ? line.Text("--batch") : "1,8,32";

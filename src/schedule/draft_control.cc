@@ -5,6 +5,7 @@
 namespace sluice {
 namespace {
 constexpr double kDecay = 0.98;         // of what is known about a place, per observation
+constexpr double kSurplus = 1.3;        // a further pass is time spent before its gain is known
 constexpr int64_t kProbeSteps = 128;    // without drafts nothing is learned: one is tried now and then
 constexpr int64_t kProbeSequences = 4;  // where a try costs little
 }  // namespace
@@ -66,7 +67,7 @@ void DraftControl::BeginStep(int64_t sequences) {
   const auto s = double(sequences);
   const double row = s * (1 + drafts_) > double(cost.few_rows) ? cost.more_row : cost.row;
   keep_ = best * row;
-  another_pass_ = best * (cost.pass + (s - 1) * cost.pass_row) / s;
+  another_pass_ = kSurplus * best * (cost.pass + (s - 1) * cost.pass_row) / s;
   idle_steps_ = drafts_ > 0 ? 0 : idle_steps_ + 1;
   if (idle_steps_ >= kProbeSteps && sequences <= kProbeSequences) {
     drafts_ = std::min(most_, 1);
