@@ -369,6 +369,11 @@ TEST(Flags, ResolvedJsonShowsEveryTargetAndMasksKeys) {
   EXPECT_EQ(json["admin_api_key"], "");
   EXPECT_EQ(json["page_size"], 64);
   EXPECT_EQ(json["notices"].size(), 1u);
+  const auto redis = nlohmann::json::parse(
+      Config(R"(--enable-hierarchical-cache --hicache-storage-backend redis )"
+             R"(--hicache-storage-backend-extra-config {"host":"h","password":"secret"})")
+          .ResolvedJson());
+  EXPECT_EQ(redis["hicache_storage_backend_extra_config"], R"({"host":"h","password":"***"})");
 }
 
 const CommandSyntax kTool{.usage = "sluice tool MODEL [options]",

@@ -13,6 +13,18 @@ int32_t ServerConfig::DraftTokens() const {
   return speculative_num_draft_tokens > 1 ? int32_t(speculative_num_draft_tokens - 1) : kDefault;
 }
 
+namespace {
+
+// An object given on the command line keeps everything but its password; a file's name is no secret.
+std::string WithoutPassword(const std::string& extra_config) {
+  auto json = nlohmann::ordered_json::parse(extra_config, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("password")) return extra_config;
+  json["password"] = "***";
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace
+
 std::string ServerConfig::ResolvedJson() const {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   for (const FlagSpec& flag : FlagTable()) {
@@ -27,6 +39,8 @@ std::string ServerConfig::ResolvedJson() const {
     if (auto* text = std::get_if<std::string ModelOverrides::*>(&flag.target)) value = overrides.**text;
     if (auto* number = std::get_if<int64_t ModelOverrides::*>(&flag.target)) value = overrides.**number;
     if (key.ends_with("api_key") && !value.get_ref<const std::string&>().empty()) value = "***";
+    if (auto* text = value.get_ptr<const std::string*>(); text && key.ends_with("extra_config"))
+      value = WithoutPassword(*text);
   }
   json["notices"] = notices;
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
