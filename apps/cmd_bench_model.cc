@@ -468,6 +468,7 @@ int RunBenchModel(const std::vector<std::string>& args) {
     std::cout << HelpText(kSyntax);
     return kExitOk;
   }
+  SayNotices("bench model", line->server);
   const StatusOr<int> code = Run(*line);
   return code.ok() ? *code : FailWith("bench model", code.status());
 }

@@ -320,6 +320,7 @@ int RunBenchRanks(const std::vector<std::string>& args) {
     std::cout << HelpText(kSyntax);
     return kExitOk;
   }
+  SayNotices("bench ranks", line->server);
   const StatusOr<int> code = Run(*line);
   return code.ok() ? *code : FailWith("bench ranks", code.status());
 }

@@ -242,6 +242,7 @@ int RunBenchSpeculation(const std::vector<std::string>& args) {
     std::cout << HelpText(kSyntax);
     return kExitOk;
   }
+  SayNotices("bench speculation", line->server);
   const StatusOr<int> code = Run(*line);
   return code.ok() ? *code : FailWith("bench speculation", code.status());
 }

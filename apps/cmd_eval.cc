@@ -390,6 +390,7 @@ int RunEval(const std::vector<std::string>& args) {
   }
   const StatusOr<EvalFlags> flags = FlagsFrom(*line);
   if (!flags.ok()) return FailWith("eval", flags.status());
+  SayNotices("eval", line->server);
   const StatusOr<int> code = Run(*flags, std::move(line->server));
   return code.ok() ? *code : FailWith("eval", code.status());
 }

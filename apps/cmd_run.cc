@@ -146,6 +146,7 @@ int RunRun(const std::vector<std::string>& args) {
     std::cout << HelpText(kSyntax);
     return kExitOk;
   }
+  SayNotices("run", line->server);
   const StatusOr<int> code = Run(*line);
   return code.ok() ? *code : FailWith("run", code.status());
 }

@@ -115,6 +115,10 @@ int FailWith(std::string_view command, const Status& status) {
   return code;
 }
 
+void SayNotices(std::string_view command, const ServerConfig& config) {
+  for (const std::string& line : config.notices) std::cerr << "sluice " << command << ": " << line << "\n";
+}
+
 static CLI::Validator Amount(bool zero, double most) {
   return {[=](std::string& text) -> std::string {
             const StatusOr<double> value = ParseReal(text);

@@ -20,6 +20,8 @@ class Validator;
 
 namespace sluice {
 
+struct ServerConfig;
+
 enum ExitCode : int {
   kExitOk = 0,
   kExitCheckFailed = 1,  // the command ran and what it checks does not hold
@@ -42,6 +44,10 @@ ExitCode ExitCodeOf(const Status& status);
 // Prints "sluice <command>: <message>" to stderr and returns the exit code; for usage errors a pointer to
 // --help follows.
 int FailWith(std::string_view command, const Status& status);
+
+// Prints what serve logs at its start of its flags (those without effect, aliases of the environment) to
+// stderr, for the commands that run an engine until their output is complete.
+void SayNotices(std::string_view command, const ServerConfig& config);
 
 // For a command that describes its words with CLI11 (app: named "sluice <command>", positionals in small
 // letters): parses them into the app's targets. nullopt: the command goes on. Else its exit code, help or a

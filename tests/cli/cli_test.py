@@ -3,7 +3,6 @@
   cli_test.py SLUICE
 """
 
-import http.server
 import json
 import os
 import pty
@@ -11,8 +10,9 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
+
+from other_server import other_server
 
 SLUICE = os.path.abspath(sys.argv.pop(1))
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -108,27 +108,7 @@ class CommandLine(unittest.TestCase):
         self.assert_usage_error(run("chat", "http://x:y"), 'port "y" is not a number')
 
     def test_a_server_of_another_kind_is_named_as_such(self):
-        answers = {}
-
-        class Other(http.server.BaseHTTPRequestHandler):
-            def reply(self):
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, body = answers.get(self.command, (200, "{}"))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            do_GET = do_POST = reply
-
-            def log_message(self, *args):
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
-        self.addCleanup(server.server_close)
-        self.addCleanup(server.shutdown)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+        url, answers = other_server(self)
         sluice = "give the URL of a sluice server"
         load = ["bench", "serving", url, "--num-prompts", "2", "--warmup-requests", "0", "--vocab-size", "100"]
         for words, method, status, body, what in [
@@ -154,6 +134,12 @@ class CommandLine(unittest.TestCase):
             result = run("serve", "--model-path", "/no/such/model", "--json-model-override-args", value)
             self.assert_usage_error(result, "--json-model-override-args: ")
             self.assertNotIn("json.exception", result.stderr)
+
+    def test_flags_without_effect_are_said_beside_the_output(self):
+        words = ["--moe-a2a-backend", "deepep"]
+        for command in (["run", "--prompt", "Mara has", "--max-tokens", "1"], ["bench", "model", "--prefill", "x"]):
+            self.assertIn("--moe-a2a-backend has no effect here", run(*command, *words).stderr, command)
+            self.assertNotIn("has no effect", run(*command).stderr, command)
 
     def test_bars_and_colour_are_for_terminals(self):
         words = [SLUICE, "run", "--prompt", "Mara has", "--max-tokens", "2"]

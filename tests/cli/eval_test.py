@@ -1,12 +1,12 @@
 """sluice eval as users and tools call it: JSON keys, passes, output files, question-and-answer files, exit codes."""
-import http.server
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
+
+from other_server import other_server
 
 SLUICE = sys.argv[1]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -193,27 +193,7 @@ class EvalTest(unittest.TestCase):
             self.assertEqual(err.count("\n"), 1, err)
 
     def test_a_server_of_another_kind_is_named_as_such(self):
-        answers = {}
-
-        class Other(http.server.BaseHTTPRequestHandler):
-            def reply(self):
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, body = answers.get(self.command, (200, "{}"))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            do_GET = do_POST = reply
-
-            def log_message(self, *args):
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
-        self.addCleanup(server.server_close)
-        self.addCleanup(server.shutdown)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+        url, answers = other_server(self)
         for method, status, body, what in [
                 ("GET", 200, "<html>", f"{url}/v1/models: the answer is not a JSON object; give the URL of a sluice server"),
                 ("GET", 404, '{"error": {"message": 7}}', f"{url}/v1/models: HTTP 404"),
