@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "nlohmann/json.hpp"
+#include "router/dispatch.h"
 
 namespace sluice::router {
 namespace {
@@ -20,26 +21,9 @@ using Role = WorkerSpec::Role;
 constexpr uint64_t kRoomStride = 4096;
 constexpr uint64_t kRoomsMax = 1ull << 62;
 
-std::string ErrorBody(int status, const std::string& message, const char* type, const char* code) {
-  return Json{{"error", {{"message", message}, {"type", type}, {"param", nullptr}, {"code", code}}}}.dump(
-      -1, ' ', false, Json::error_handler_t::replace);
-  (void)status;
-}
-
-HttpResponse Refusal(int status, const std::string& message, const char* type = "service_unavailable",
-                     const char* code = "unavailable") {
-  HttpResponse r{.status = status, .body = ErrorBody(status, message, type, code)};
-  if (status == 503 || status == 429) r.headers.emplace_back("Retry-After", "1");
-  return r;
-}
-
 bool Generates(std::string_view path) {
   return path == "/v1/chat/completions" || path == "/v1/completions" || path == "/generate" ||
          path == "/v1/messages";
-}
-
-const char* NameOf(Role role) {
-  return role == Role::kWhole ? "worker" : role == Role::kPrefill ? "prefill" : "decode";
 }
 
 // What two requests must share for one's cache to serve the other: namespace and the prompt as it was sent.
@@ -62,307 +46,20 @@ Status ReadKey(const std::string& body, std::string* key, bool* has_room) {
 
 }  // namespace
 
-struct Router::Worker {
-  WorkerSpec spec;
-  HttpUrl url;
-  int index = 0;
-  // Under Router::mutex_.
-  int64_t load = 0, dispatched = 0;
-  int failures = 0;
-  bool healthy = false;
-  std::string why = "not asked yet";
-};
+const char* NameOf(Role role) {
+  return role == Role::kWhole ? "worker" : role == Role::kPrefill ? "prefill" : "decode";
+}
 
-// One request of a client: the calls to its workers and the one answer.
-class Router::Dispatch : public std::enable_shared_from_this<Router::Dispatch> {
- public:
-  Dispatch(Router* router, HttpRequest request, std::string key, std::shared_ptr<HttpExchange> exchange)
-      : router_(router), request_(std::move(request)), key_(std::move(key)), exchange_(std::move(exchange)) {
-    ++router_->running_;
-  }
-  ~Dispatch() {
-    std::lock_guard lock(router_->dispatches_mutex_);
-    router_->dispatches_.erase(this);
-    --router_->running_;
-  }
+std::string ErrorBody(const std::string& message, const char* type, const char* code) {
+  return Json{{"error", {{"message", message}, {"type", type}, {"param", nullptr}, {"code", code}}}}.dump(
+      -1, ' ', false, Json::error_handler_t::replace);
+}
 
-  void Start() {
-    exchange_->OnGone([weak = weak_from_this()](GoneReason) {
-      const auto self = weak.lock();
-      if (self == nullptr) return;
-      std::lock_guard lock(self->mutex_);
-      if (self->over_) return;
-      self->over_ = true;
-      ++self->router_->gone_;
-      self->CancelLocked();
-    });
-    {
-      std::lock_guard live_lock(router_->dispatches_mutex_);
-      router_->dispatches_[this] = weak_from_this();
-    }
-    std::lock_guard lock(mutex_);
-    TryLocked();
-  }
-
-  void GiveUp(const std::string& why) {
-    std::lock_guard lock(mutex_);
-    if (!over_) FailLocked(503, why);
-  }
-
- private:
-  class Sink final : public HttpSink {
-   public:
-    Sink(std::shared_ptr<Dispatch> owner, int attempt, bool answers)
-        : owner_(std::move(owner)), attempt_(attempt), answers_(answers) {}
-    void OnHead(int status, const HttpHeaders& headers) override {
-      owner_->OnHead(attempt_, answers_, status, headers);
-    }
-    void OnData(std::string_view bytes) override { owner_->OnData(attempt_, answers_, bytes); }
-    void OnEnd(Status status) override { owner_->OnEnd(attempt_, answers_, std::move(status)); }
-
-   private:
-    const std::shared_ptr<Dispatch> owner_;
-    const int attempt_;
-    const bool answers_;
-  };
-  // Of the two calls; index 1 is the one whose answer the client gets.
-  struct Side {
-    Worker* worker = nullptr;
-    uint64_t call = 0;
-    bool running = false;
-    int status = 0;
-    HttpHeaders headers;
-    std::string body;  // whole answers, and errors
-  };
-
-  void TryLocked() {
-    sides_[0] = sides_[1] = Side();
-    streaming_ = false;
-    const bool pd = router_->pd();
-    if (pd && (sides_[0].worker = router_->Pick(Role::kPrefill, key_)) == nullptr)
-      return FailLocked(503, "no prefill instance is healthy; try again later");
-    if ((sides_[1].worker = router_->Pick(pd ? Role::kDecode : Role::kWhole, key_)) == nullptr) {
-      if (pd) router_->Release(sides_[0].worker);
-      return FailLocked(503, pd ? "no decode instance is healthy; try again later"
-                                : "no server is healthy; try again later");
-    }
-    std::string body = request_.body;
-    if (pd) {
-      const Worker& prefill = *sides_[0].worker;
-      const size_t brace = body.find('{');
-      body.insert(brace + 1, fmt::format(R"("bootstrap_host":"{}","bootstrap_port":{},"bootstrap_room":{},)",
-                                         prefill.url.host, prefill.spec.bootstrap_port, router_->NewRoom()));
-    }
-    for (int s = pd ? 0 : 1; s < 2; ++s) {
-      sides_[s].running = true;
-      sides_[s].call = router_->client_->Start(router_->CallTo(*sides_[s].worker, request_, body),
-                                               std::make_shared<Sink>(shared_from_this(), attempt_, s == 1));
-    }
-  }
-
-  void OnHead(int attempt, bool answers, int status, const HttpHeaders& headers) {
-    std::lock_guard lock(mutex_);
-    if (attempt != attempt_) return;
-    Side& side = sides_[answers ? 1 : 0];
-    side.status = status;
-    side.headers = headers;
-  }
-
-  void OnData(int attempt, bool answers, std::string_view bytes) {
-    std::lock_guard lock(mutex_);
-    if (attempt != attempt_ || over_) return;
-    Side& side = sides_[answers ? 1 : 0];
-    if (!answers) {  // prefill's own answer says nothing unless it is an error
-      if (side.status != 200 && side.body.size() < (1u << 20)) side.body += bytes;
-      return;
-    }
-    if (side.status != 200 || !IsStream(side.headers)) {
-      side.body += bytes;
-      return;
-    }
-    if (!streaming_) {  // not before there is something to say: until then an error can still be one by
-                        // status
-      streaming_ = true;
-      exchange_->StartStream({.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}},
-                              .idle_filler = ": ping\n\n"});
-    }
-    if (!exchange_->Write(bytes)) CancelLocked();
-  }
-
-  void OnEnd(int attempt, bool answers, Status status) {
-    std::lock_guard lock(mutex_);
-    if (attempt != attempt_) return;
-    Side& side = sides_[answers ? 1 : 0];
-    side.running = false;
-    router_->Release(side.worker);
-    if (over_) return;
-    if (!status.ok() && !absl::IsAborted(status)) router_->MarkFailed(side.worker, Message(status));
-    if (answers) {
-      if (!status.ok()) {
-        if (RetryLocked()) return;
-        return FailLocked(
-            absl::IsDeadlineExceeded(status) ? 504 : 502,
-            fmt::format("{} {}: {}", NameOf(side.worker->spec.role), side.worker->spec.url, Message(status)));
-      }
-      over_ = true;
-      ++(side.status == 200 ? router_->finished_ : router_->failed_);
-      CancelLocked();
-      if (streaming_) return exchange_->EndStream();
-      return exchange_->Respond(Pass(side));
-    }
-    // Prefill's own answer. A good one means nothing: decode has what it needs, or will say why not.
-    if (status.ok() && side.status == 200) return;
-    if (!status.ok()) {
-      if (RetryLocked()) return;
-      return FailLocked(502, fmt::format("prefill {}: {}", side.worker->spec.url, Message(status)));
-    }
-    if (side.status >= 500 && sides_[1].status != 0 && sides_[1].status != 200)
-      return;  // decode says it, too
-    over_ = true;
-    ++router_->failed_;
-    CancelLocked();
-    if (!streaming_) return exchange_->Respond(Pass(side));
-    exchange_->Write("data: " + side.body + "\n\n");
-    exchange_->EndStream();
-  }
-
-  static bool IsStream(const HttpHeaders& headers) {
-    for (const auto& [name, value] : headers)
-      if (name == "content-type") return value.starts_with("text/event-stream");
-    return false;
-  }
-
-  static HttpResponse Pass(const Side& side) {
-    HttpResponse r{.status = side.status, .body = side.body};
-    for (const auto& [name, value] : side.headers) {
-      if (name == "content-type") r.content_type = value;
-      if (name == "retry-after" || name == "www-authenticate") r.headers.emplace_back(name, value);
-    }
-    return r;
-  }
-
-  // Nothing has reached the client and a worker broke: another pair may do better.
-  bool RetryLocked() {
-    if (streaming_ || attempt_ >= router_->options_.retries || router_->draining_) return false;
-    const Side old[2] = {sides_[0], sides_[1]};
-    ++attempt_;  // what the old calls still say goes unheard
-    ++router_->retried_;
-    for (const Side& side : old) {
-      if (!side.running) continue;
-      router_->Release(side.worker);
-      router_->client_->Cancel(side.call);
-    }
-    TryLocked();
-    return true;
-  }
-
-  void CancelLocked() {
-    for (const Side& side : sides_)
-      if (side.running) router_->client_->Cancel(side.call);
-  }
-
-  void FailLocked(int status, const std::string& message) {
-    over_ = true;
-    ++router_->failed_;
-    CancelLocked();
-    if (!streaming_) return exchange_->Respond(Refusal(status, message));
-    exchange_->Write("data: " + ErrorBody(status, message, "service_unavailable", "unavailable") + "\n\n");
-    exchange_->EndStream();
-  }
-
-  Router* const router_;
-  const HttpRequest request_;
-  const std::string key_;
-  const std::shared_ptr<HttpExchange> exchange_;
-  std::mutex mutex_;
-  Side sides_[2];
-  int attempt_ = 0;
-  bool over_ = false, streaming_ = false;
-};
-
-// The same request to all workers; one answer that lists theirs.
-class Router::Fan : public std::enable_shared_from_this<Router::Fan> {
- public:
-  Fan(Router* router, std::string path, std::shared_ptr<HttpExchange> exchange)
-      : router_(router), path_(std::move(path)), exchange_(std::move(exchange)) {}
-  void Start(const HttpRequest& request) {
-    left_ = router_->workers_.size();
-    answers_.resize(left_);
-    for (size_t i = 0; i < router_->workers_.size(); ++i) {
-      HttpCall call = router_->CallTo(*router_->workers_[i], request, request.body);
-      call.stall_timeout_s = 30;
-      router_->client_->Start(std::move(call), std::make_shared<Sink>(shared_from_this(), i));
-    }
-  }
-
- private:
-  struct Answer {
-    int status = 0;
-    std::string body, error;
-  };
-  class Sink final : public HttpSink {
-   public:
-    Sink(std::shared_ptr<Fan> fan, size_t at) : fan_(std::move(fan)), at_(at) {}
-    void OnHead(int status, const HttpHeaders&) override { answer_.status = status; }
-    void OnData(std::string_view bytes) override { answer_.body += bytes; }
-    void OnEnd(Status status) override {
-      if (!status.ok()) answer_.error = std::string(Message(status));
-      fan_->Done(at_, std::move(answer_));
-    }
-
-   private:
-    const std::shared_ptr<Fan> fan_;
-    const size_t at_;
-    Answer answer_;
-  };
-  void Done(size_t at, Answer answer) {
-    {
-      std::lock_guard lock(mutex_);
-      answers_[at] = std::move(answer);
-      if (--left_ > 0) return;
-    }
-    Json workers = Json::array();
-    int status = 200;
-    for (size_t i = 0; i < answers_.size(); ++i) {
-      const Answer& a = answers_[i];
-      const Worker& w = *router_->workers_[i];
-      Json one = {{"url", w.spec.url}, {"role", NameOf(w.spec.role)}, {"status", a.status}};
-      if (!a.error.empty()) one["error"] = a.error;
-      Json body = Json::parse(a.body, nullptr, /*allow_exceptions=*/false);
-      one["answer"] = body.is_discarded() ? Json(a.body) : std::move(body);
-      if (a.status != 200) status = a.status == 0 ? 502 : std::max(status, a.status);
-      workers.push_back(std::move(one));
-    }
-    Json out = Json::object();
-    if (path_ == "/server_info" || path_ == "/get_server_info") {
-      status = 200;
-      // What an instance says of the model holds for all of them.
-      for (size_t i = 0; i < answers_.size() && out.empty(); ++i)
-        if (router_->workers_[i]->spec.role != Role::kPrefill && workers[i]["answer"].is_object())
-          out = workers[i]["answer"];
-      out["version"] = router_->options_.version;
-      out["role"] = "router";
-      out["status"] = router_->draining_ ? "draining" : "ready";
-      out["policy"] = router_->options_.policy;
-      {
-        std::lock_guard lock(router_->mutex_);
-        for (size_t i = 0; i < answers_.size(); ++i) {
-          workers[i]["healthy"] = router_->workers_[i]->healthy;
-          workers[i]["load"] = router_->workers_[i]->load;
-          if (!router_->workers_[i]->healthy) workers[i]["why"] = router_->workers_[i]->why;
-        }
-      }
-    }
-    out["workers"] = std::move(workers);
-    exchange_->Respond({.status = status, .body = out.dump(-1, ' ', false, Json::error_handler_t::replace)});
-  }
-  Router* const router_;
-  const std::string path_;
-  const std::shared_ptr<HttpExchange> exchange_;
-  std::mutex mutex_;
-  std::vector<Answer> answers_;
-  size_t left_ = 0;
-};
+HttpResponse Refusal(int status, const std::string& message, const char* type, const char* code) {
+  HttpResponse r{.status = status, .body = ErrorBody(message, type, code)};
+  if (status == 503 || status == 429) r.headers.emplace_back("Retry-After", "1");
+  return r;
+}
 
 Router::Router(const RouterOptions& options)
     : options_(options),
@@ -609,14 +306,6 @@ void Router::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange)
     return FanOut(std::move(request), std::move(exchange));
   if (Generates(path) && request.method == "POST") return Generate(std::move(request), std::move(exchange));
   ForwardToAny(std::move(request), std::move(exchange));
-}
-
-void Router::FanOut(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
-  if (request.path == "/flush_cache") {
-    std::lock_guard lock(mutex_);
-    for (const auto& w : workers_) policies_[int(w->spec.role)]->Forget(w->index);
-  }
-  std::make_shared<Fan>(this, request.path, std::move(exchange))->Start(request);
 }
 
 void Router::Generate(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
