@@ -42,6 +42,7 @@
 #include "kv/page_copy.h"
 #include "nlohmann/json.hpp"
 #include "storage/file_storage.h"
+#include "transfer/ucx_transport.h"
 
 namespace sluice {
 namespace {
@@ -352,8 +353,15 @@ Status BenchPeers(const TransferOptions& o, const KvLayout& layout, int64_t page
   std::memset(from.get(), 1, size_t(bytes));
   std::memset(to.get(), 2, size_t(bytes));
   ASSIGN_OR_RETURN(const auto plain, SocketBench::Make());
-  for (const auto& [transport, order] : {std::pair("shm", "run"), std::pair("shm", "shuffled"),
-                                         std::pair("tcp", "run"), std::pair("tcp", "shuffled")}) {
+  for (const auto& [transport, order] :
+       {std::pair("shm", "run"), std::pair("shm", "shuffled"), std::pair("tcp", "run"),
+        std::pair("tcp", "shuffled"), std::pair("ucx", "run"), std::pair("ucx", "shuffled")}) {
+    if (std::string_view(transport) == "ucx") {
+      if (const Status s = transfer::UcxSupport(); !s.ok()) {
+        std::cerr << Message(s) << "\n";
+        continue;
+      }
+    }
     ASSIGN_OR_RETURN(const auto peers,
                      PeerBench::Make(layout, pages, transport, std::string_view(order) == "shuffled"));
     const bool shm = std::string_view(transport) == "shm";

@@ -16,6 +16,7 @@
 #include "kv/device_pool.h"
 #include "kv/host_pool.h"
 #include "storage/open_storage.h"
+#include "transfer/ucx_transport.h"
 
 namespace sluice {
 namespace {
@@ -139,6 +140,8 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
                                                        const Clock* clock) {
   auto stack = std::make_unique<EngineStack>();
   stack->model = model;
+  if (config.disaggregation_mode != "null" && config.disaggregation_transfer_backend == "ucx")
+    RETURN_IF_ERROR(transfer::UcxSupport(config.disaggregation_ucx_library));
   ASSIGN_OR_RETURN(const KvLayoutOptions layout_options, KvOptionsFor(config, *model));
   ASSIGN_OR_RETURN(stack->layout, KvLayout::Make(model->config, layout_options));
 

@@ -31,3 +31,9 @@ function(sluice_module)
     add_dependencies(unit_tests ${short}_test)
   endif()
 endfunction()
+
+# sluice_needs_ucx(transfer_test): the test finds the libucx package in an active Python environment, as a server does.
+function(sluice_needs_ucx)
+  set_property(TEST ${ARGN} APPEND PROPERTY FIXTURES_REQUIRED ucx_venv)
+  set_property(TEST ${ARGN} APPEND PROPERTY ENVIRONMENT "VIRTUAL_ENV=${PROJECT_BINARY_DIR}/tests/ucx/venv")
+endfunction()

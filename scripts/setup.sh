@@ -6,7 +6,7 @@
 set -eu
 
 BUILD_PACKAGES="g++ cmake ninja-build make git ca-certificates python3
-  libabsl-dev libboost1.81-dev libssl-dev libhwy-dev libhiredis-dev prometheus-cpp-dev libsimdjson-dev
+  libabsl-dev libboost1.81-dev libssl-dev libhwy-dev libhiredis-dev libucx-dev prometheus-cpp-dev libsimdjson-dev
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev libdnnl-dev liburing-dev libspdlog-dev libfmt-dev
   libcli11-dev libtomlplusplus-dev libxxhash-dev zlib1g-dev libgtest-dev libgmock-dev librapidcheck-dev ccache mold"
 TEST_PACKAGES="python3-venv python3-jinja2 curl redis-server clang-format chromium"

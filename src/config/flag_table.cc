@@ -275,6 +275,10 @@ constexpr FlagSpec kFlags[] = {
      .help = "How pages travel between prefill and decode.",
      .target = &S::disaggregation_transfer_backend,
      .choices = "auto|shm|ucx|tcp|fake"},
+    {.names = "--disaggregation-ucx-library", .group = kDisaggregation, .type = kText, .metavar = "FILE",
+     .help = "libucp.so.0 of UCX 1.22 or newer for the backend ucx. Not given: SLUICE_UCX_LIBRARY, else the libucx package of "
+             "the Python environment, else the loader's.",
+     .target = &S::disaggregation_ucx_library},
     {.names = "--disaggregation-bootstrap-port", .group = kDisaggregation, .type = kInt, .metavar = "PORT",
      .help = "Port where a prefill server meets decode servers.",
      .target = &S::disaggregation_bootstrap_port,

@@ -65,6 +65,12 @@ constexpr IdleFlagRow kRows[] = {
      "--speculative-eagle-topk 1", "--speculative-algorithm NEXTN --speculative-eagle-topk 1"},
     {"--speculative-adaptive", kNoAlgorithm, kAlgorithmWhy, NoSpeculation,
      "--speculative-adaptive off", "--speculative-algorithm NEXTN --speculative-adaptive off"},
+    {"--disaggregation-ucx-library", "without --disaggregation-transfer-backend ucx",
+     "pages do not go by UCX; add --disaggregation-transfer-backend ucx",
+     [](Config c) { return c.disaggregation_transfer_backend != "ucx"; },
+     "--disaggregation-mode prefill --disaggregation-ucx-library /opt/ucx/lib/libucp.so.0",
+     "--disaggregation-mode prefill --disaggregation-transfer-backend ucx --disaggregation-ucx-library "
+     "/opt/ucx/lib/libucp.so.0"},
 };
 // clang-format on
 

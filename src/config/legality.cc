@@ -99,29 +99,16 @@ void AddParallelRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--ep 4 --attn-cp-size 4",
   });
   rows->push_back({
-      .id = "disaggregation-ucx",
-      .combination = "--disaggregation-transfer-backend ucx",
-      .reason = "the UCX release of Debian 12 (1.13) ends the process when a peer goes in the middle of a "
-                "transfer; pages go by "
-                "shared memory on one host and by tcp between hosts",
-      .remedy = "use auto, shm or tcp; tcp was the faster one, too",
-      .violation =
-          [](Config c, Model) {
-            return c.disaggregation_transfer_backend == "ucx" ? "--disaggregation-transfer-backend ucx" : "";
-          },
-      .illegal_example = "--disaggregation-mode prefill --disaggregation-transfer-backend ucx",
-      .legal_example = "--disaggregation-mode prefill --disaggregation-transfer-backend tcp",
-  });
-  rows->push_back({
-      .id = "disaggregation-shm-cuda",
-      .combination = "--disaggregation-transfer-backend shm with --device cuda",
-      .reason = "pages lie in the device's memory, which another process cannot map",
+      .id = "disaggregation-host-memory-cuda",
+      .combination = "--disaggregation-transfer-backend shm or ucx with --device cuda",
+      .reason = "pages lie in the device's memory, which another process cannot map and ucx cannot send here",
       .remedy = "use auto or tcp: pages are staged in pinned host memory",
       .violation =
           [](Config c, Model) {
+            const std::string& backend = c.disaggregation_transfer_backend;
             const bool hit = c.disaggregation_mode != "null" && c.device == "cuda" &&
-                             c.disaggregation_transfer_backend == "shm";
-            return hit ? "--disaggregation-transfer-backend shm --device cuda" : "";
+                             (backend == "shm" || backend == "ucx");
+            return hit ? fmt::format("--disaggregation-transfer-backend {} --device cuda", backend) : "";
           },
       .illegal_example = "--disaggregation-mode prefill --device cuda --disaggregation-transfer-backend shm",
       .legal_example = "--disaggregation-mode prefill --device cuda --disaggregation-transfer-backend tcp",

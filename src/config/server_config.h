@@ -86,6 +86,7 @@ struct ServerConfig {
   // disaggregation, speculation
   std::string disaggregation_mode = "null";
   std::string disaggregation_transfer_backend = "auto";
+  std::string disaggregation_ucx_library;  // "": found
   int64_t disaggregation_bootstrap_port = 8998;
   double disaggregation_bootstrap_timeout_s = 30, disaggregation_waiting_timeout_s = 30;
   double disaggregation_heartbeat_interval_s = 2;

@@ -15,6 +15,9 @@ constexpr uint64_t kLandingBytes = 8 << 20;  // what prefill stages at once: sel
 StatusOr<std::unique_ptr<DecodeNode>> DecodeNode::Start(const NodeOptions& options, const KvLayout& layout,
                                                         const DevicePool& pool, std::function<void()> wake) {
   std::unique_ptr<DecodeNode> node(new DecodeNode(options, layout, pool, std::move(wake)));
+  if (options.backend == "ucx") {
+    ASSIGN_OR_RETURN(node->ucx_, UcxReceiver::Make(pool, &node->net_, node.get()));
+  }
   node->StartThread();
   return node;
 }
@@ -66,6 +69,7 @@ void DecodeNode::Open(RoomId id, int64_t prompt_tokens, const Digest256& digest,
     room.digest = digest;
     room.first_page = first_page;
     room.pages = pages;
+    for (const PageId p : pages) room.page_set.insert(p.value);
     TryOpen(id, room);
   });
 }
@@ -104,8 +108,7 @@ void DecodeNode::KeepTimeline(RoomId id, const Room& room, Nanos now, const Stat
   timeline->prompt_tokens = room.prompt_tokens;
   timeline->announced = room.since;
   timeline->ready = room.opened_at;
-  if (const auto peer = peers_.find(room.peer); peer != peers_.end())
-    timeline->transport = peer->second.shm ? "shm" : "tcp";
+  if (const auto peer = peers_.find(room.peer); peer != peers_.end()) timeline->transport = peer->second.via;
   // Prefill writes by itself: which layer came when is on its timeline. Here it is one move.
   const int64_t pages = int64_t(room.pages.size());
   if (room.opened_at > 0 && end.ok() && pages > 0)
@@ -160,17 +163,24 @@ void DecodeNode::OnFrame(PeerId peer, const ControlMessage& message) {
     if (!ack->refusal.empty()) return refuse(Unavailable("{}", ack->refusal));
     if (p.hello.epoch != ack->epoch)
       return refuse(Invalid("HelloAck of epoch {} before its Hello", ack->epoch));
-    p.ready = true;
-    p.shm =
-        !self_.regions.empty() && p.hello.host_id == self_.host_id &&
-        std::find(p.hello.transports.begin(), p.hello.transports.end(), "shm") != p.hello.transports.end();
-    std::vector<RoomId> waiting;
-    for (const auto& [id, room] : open_)
-      if (room.peer == peer && room.wants_open && !room.opened) waiting.push_back(id);
-    for (const RoomId id : waiting) TryOpen(id, open_.at(id));
+    if (std::find(self_.transports.begin(), self_.transports.end(), ack->transport) == self_.transports.end())
+      return refuse(
+          Invalid("transport {} chosen, {} offered", ack->transport, fmt::join(self_.transports, "|")));
+    p.via = ack->transport;
+    if (p.via != "ucx") {
+      OnReady(peer);
+      return;
+    }
+    StatusOr<std::string> address = ucx_->Add(peer);
+    if (!address.ok()) return refuse(address.status());
+    net_.Send(peer, DataPath{*std::move(address)});  // ready with the first message that comes by it
     return;
   }
-  if (!p.ready) return refuse(Invalid("{} before the handshake", TypeName(message)));
+  if (!p.ready) {
+    // Prefill counts us as joined since its HelloAck, while the way of the pages is still being made.
+    if (!p.via.empty() && std::holds_alternative<Heartbeat>(message)) return;
+    return refuse(Invalid("{} before the handshake", TypeName(message)));
+  }
   const Nanos now = Now();
   if (const auto* complete = std::get_if<Complete>(&message); complete != nullptr && options_.self_check) {
     if (const auto room = open_.find(complete->room); room != open_.end() && room->second.peer == peer) {
@@ -190,6 +200,16 @@ void DecodeNode::OnFrame(PeerId peer, const ControlMessage& message) {
     }
   }
   rooms_.OnFrame(peer, message, now);
+}
+
+void DecodeNode::OnReady(PeerId peer) {
+  const auto it = peers_.find(peer);
+  if (it == peers_.end()) return;
+  it->second.ready = true;
+  std::vector<RoomId> waiting;
+  for (const auto& [id, room] : open_)
+    if (room.peer == peer && room.wants_open && !room.opened) waiting.push_back(id);
+  for (const RoomId id : waiting) TryOpen(id, open_.at(id));
 }
 
 Status DecodeNode::CheckDigests(const Room& room, const Complete& complete) {
@@ -222,6 +242,7 @@ void DecodeNode::OnClosed(PeerId peer, const Status& why) {
                    fmt::format("prefill instance {}: {}", name, Message(why)));
   Forget(peer, it->second.address);
   landings_.erase(peer);
+  if (ucx_ != nullptr) ucx_->Remove(peer);  // it may be writing still
   peers_.erase(it);
   totals_.last_error = std::string(Message(status));
   const Nanos now = Now();
@@ -250,24 +271,19 @@ StatusOr<std::vector<iovec>> DecodeNode::Place(PeerId peer, const BulkHeader& he
   for (const int32_t l : header.layers) {
     if (!layout_.LatentSlot(LogicalLayer(l)).valid())
       return Invalid("bulk frame of room {}: layer {} is none of this layout", header.room, l);
-    bytes += layout_.latent_page_bytes() +
-             (layout_.IndexSlot(LogicalLayer(l)).valid() ? layout_.index_page_bytes() : 0);
+    if (header.component != KvComponent::kIndex) bytes += layout_.latent_page_bytes();
+    if (header.component != KvComponent::kLatent && layout_.IndexSlot(LogicalLayer(l)).valid())
+      bytes += layout_.index_page_bytes();
   }
-  const std::vector<PageId>& pages = it->second.pages;
-  const std::unordered_set<int32_t> mine = [&] {
-    std::unordered_set<int32_t> set;
-    for (const PageId p : pages) set.insert(p.value);
-    return set;
-  }();
   for (const int32_t p : header.pages)
-    if (!mine.contains(p))
+    if (!it->second.page_set.contains(p))
       return Invalid("bulk frame of room {}: page {} was not reserved for it", header.room, p);
   if (uint64_t(bytes) * header.pages.size() != header.payload_bytes)
     return Invalid("bulk frame of room {}: {} bytes of payload, {} expected for {} layers and {} pages",
                    header.room, header.payload_bytes, bytes * int64_t(header.pages.size()),
                    header.layers.size(), header.pages.size());
   if (pool_.memory() != nullptr) return PlaceInLanding(peer, header);
-  return PagePieces::Of(pool_, header.layers, header.pages);
+  return PagePieces::Of(pool_, header.layers, header.pages, header.component);
 }
 
 StatusOr<std::vector<iovec>> DecodeNode::PlaceInLanding(PeerId peer, const BulkHeader& header) {
@@ -290,7 +306,8 @@ Status DecodeNode::CopyLanded(const Landing& landing) {
   }
   runs_.clear();
   const std::byte* from = landing.memory.get();
-  for (const iovec& part : PagePieces::Of(pool_, landing.header.layers, landing.header.pages)) {
+  for (const iovec& part :
+       PagePieces::Of(pool_, landing.header.layers, landing.header.pages, landing.header.component)) {
     runs_.push_back(
         {.src = from, .dst = static_cast<std::byte*>(part.iov_base), .bytes = int64_t(part.iov_len)});
     from += part.iov_len;
@@ -337,7 +354,7 @@ void DecodeNode::Perform(Nanos now) {
           continue;
         }
         spdlog::warn("cutting the connection to {}: it does not answer", it->second.hello.instance_id);
-        if (it->second.shm) {
+        if (it->second.via == "shm") {
           // It writes into our memory by itself: only its own end, or its word, is the end of its writes. New
           // requests meet it on a new connection.
           net_.HalfClose(fence->peer);
@@ -352,6 +369,16 @@ void DecodeNode::Perform(Nanos now) {
 }
 
 void DecodeNode::Turn(Nanos now) {
+  if (ucx_ != nullptr) {
+    ucx_->Poll(&ucx_report_);
+    for (const PeerId peer : std::exchange(ucx_report_.reached, {})) OnReady(peer);
+    for (auto& [peer, messages] : std::exchange(ucx_report_.taken, {}))
+      net_.Send(peer, Taken{std::move(messages)});
+    for (const auto& [peer, why] : std::exchange(ucx_report_.broken, {})) {
+      net_.Close(peer);
+      OnClosed(peer, why);
+    }
+  }
   std::vector<RoomId> late;
   for (const auto& [id, room] : open_)
     if (!room.opened && room.wants_open && now - room.since >= options_.rooms.bootstrap_timeout)

@@ -6,6 +6,7 @@
 
 #include "disagg/node.h"
 #include "transfer/decode_rooms.h"
+#include "transfer/ucx_transport.h"
 
 namespace sluice::disagg {
 
@@ -32,6 +33,9 @@ class DecodeNode final : public Node {
   StatusOr<std::vector<iovec>> Place(PeerId peer, const transfer::BulkHeader& header) override;
   void OnBulkDone(PeerId peer, RoomId room, uint64_t bytes) override;
   void Turn(Nanos now) override;
+  Nanos MaySleep(Nanos) override {
+    return ucx_ == nullptr ? std::numeric_limits<Nanos>::max() : ucx_->MaySleep();
+  }
   void Beat(Nanos now) override;
   void OnSilent(PeerId peer, const Status& why) override;
   NodeStats MakeStats() const override;
@@ -47,6 +51,7 @@ class DecodeNode final : public Node {
     Digest256 digest{};
     int32_t first_page = 0;
     std::vector<PageId> pages;
+    std::unordered_set<int32_t> page_set;  // of them
     Nanos since = 0, abort_since = 0, opened_at = 0;
   };
   // Where a payload for pages of a device arrives before it is copied there: one is under way a connection.
@@ -58,6 +63,7 @@ class DecodeNode final : public Node {
   StatusOr<std::vector<iovec>> PlaceInLanding(PeerId peer, const transfer::BulkHeader& header);
   Status CopyLanded(const Landing& landing);
   PeerId Reach(const std::string& address);
+  void OnReady(PeerId peer);
   void Forget(PeerId peer, const std::string& address);
   void TryOpen(RoomId id, Room& room);
   void FailUnopened(RoomId id, const Status& why);  // erases the room
@@ -74,6 +80,8 @@ class DecodeNode final : public Node {
   std::vector<MemoryRun> runs_;
   NodeStats totals_;
   bool fake_ = false;
+  std::unique_ptr<transfer::UcxReceiver> ucx_;
+  transfer::UcxReceiver::Report ucx_report_;
 };
 
 }  // namespace sluice::disagg

@@ -93,7 +93,7 @@ class Pair : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<PrefillNode> prefill_;
   std::unique_ptr<DecodeNode> decode_;
 };
-INSTANTIATE_TEST_SUITE_P(Transports, Pair, ::testing::Values("shm", "tcp", "auto"));
+INSTANTIATE_TEST_SUITE_P(Transports, Pair, ::testing::Values("shm", "ucx", "tcp", "auto"));
 
 TEST_P(Pair, MovesEveryPageOfEveryLayerOnceChunkByChunk) {
   Start(Options(), Options());
@@ -153,6 +153,15 @@ TEST_P(Pair, AnAbortInTheMiddleEndsBothSidesAndThePagesHaveNoWriter) {
   for (const PageId page : pages)
     for (const KvPiece& piece : Layout().pieces())
       ASSERT_EQ(d_.pool->Piece(piece, page)[0], std::byte(0xff)) << "written after the end of the room";
+}
+
+TEST_P(Pair, HeartbeatsBeforeTheWayOfThePagesIsOpenAreNoFault) {
+  NodeOptions often = Options();
+  often.heartbeat_interval = 1'000'000;
+  often.heartbeat_max_failure = 5000;
+  Start(often, often);
+  Open(17, 100, 0, {PageId(5), PageId(6)});
+  EXPECT_TRUE(Wait(p_, Kind::kReady, 17));
 }
 
 TEST_P(Pair, ThePrefillSideGoesAwayAndItsRoomsEndAtOnce) {

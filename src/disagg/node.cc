@@ -78,6 +78,7 @@ Node::Node(const NodeOptions& options, const KvLayout& layout, const DevicePool&
     self_.transports.push_back("shm");
     self_.regions.assign(size_t(pool.lanes()), pool.ShareHandle());
   }
+  if (options.backend == "ucx") self_.transports.push_back("ucx");
   if (options.backend == "auto" || options.backend == "tcp") self_.transports.push_back("tcp");
   if (options.backend == "fake") self_.transports.push_back("fake");
 }
@@ -137,7 +138,7 @@ void Node::Emit(RoomEvent event) {
 
 void Node::Refuse(PeerId peer, const Status& why) {
   spdlog::warn("refused a peer: {}", Message(why));
-  net_.Send(peer, transfer::HelloAck{options_.rooms.epoch, std::string(Message(why))});
+  net_.Send(peer, transfer::HelloAck{options_.rooms.epoch, std::string(Message(why)), ""});
   peers_.erase(peer);
   net_.CloseAfterFlush(peer);
 }
@@ -159,8 +160,8 @@ void Node::Publish(Nanos now) {
   stats.timelines = timelines_;
   for (const auto& [id, peer] : peers_)
     if (peer.ready)
-      stats.peers.push_back(fmt::format("{} ({}{})", peer.hello.instance_id, peer.shm ? "shm" : "tcp",
-                                        peer.silent ? ", silent" : ""));
+      stats.peers.push_back(
+          fmt::format("{} ({}{})", peer.hello.instance_id, peer.via, peer.silent ? ", silent" : ""));
   if (now >= next_records_ || (stats.active_rooms == 0 && active_shown_)) {
     next_records_ = now + kRecordsPace;
     std::vector<transfer::RoomRecord> rooms = Records(kRoomsShown), ended = TakeEndedRecords();
@@ -187,7 +188,7 @@ void Node::Run() {
     }
     const Nanos before = Now();
     const Nanos wait = std::max<Nanos>(0, std::min(next_beat - before, busy ? kBusyTurn : kIdleTurn));
-    net_.Poll(sleeping_ ? wait : 0);
+    net_.Poll(sleeping_ ? std::min(wait, MaySleep(before)) : 0);
     RunCommands();
     const Nanos now = Now();
     Turn(now);

@@ -31,7 +31,7 @@ using transfer::RoomId;
 struct NodeOptions {
   std::string host = "127.0.0.1";  // prefill: where decode instances connect
   int bootstrap_port = 8998;
-  std::string backend = "auto";  // auto, shm, tcp, fake
+  std::string backend = "auto";  // auto, shm, ucx, tcp, fake
   Nanos heartbeat_interval = 2'000'000'000;
   int heartbeat_max_failure = 2;
   double bytes_per_second_max = 0;
@@ -119,6 +119,7 @@ class Node : protected transfer::PeerEvents {
 
   // Progress thread.
   virtual void Turn(Nanos now) = 0;         // after every wake-up: completions, deadlines, actions
+  virtual Nanos MaySleep(Nanos now) = 0;    // of the transports
   virtual NodeStats MakeStats() const = 0;  // but rooms
   virtual std::vector<transfer::RoomRecord> Records(size_t most) const = 0;
   virtual std::vector<transfer::RoomRecord> TakeEndedRecords() = 0;
@@ -133,7 +134,8 @@ class Node : protected transfer::PeerEvents {
   struct Peer {
     transfer::Hello hello;
     std::string address;
-    bool ready = false, shm = false, silent = false;
+    std::string via;  // transport
+    bool ready = false, silent = false;
     Nanos since = 0;
   };
   std::unordered_map<PeerId, Peer> peers_;

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "transfer/staged_tcp_transport.h"
 #include "transfer/tcp_transport.h"
+#include "transfer/ucx_transport.h"
 
 namespace sluice::disagg {
 
@@ -38,6 +39,9 @@ Status PrefillNode::MakeTransports() {
     ASSIGN_OR_RETURN(tcp_, MakeStagedTcpTransport(pool_, &net_, transport));
   } else if (backend == "auto" || backend == "tcp") {
     tcp_ = MakeTcpTransport(pool_, &net_, transport);
+  }
+  if (backend == "ucx") {
+    ASSIGN_OR_RETURN(ucx_, MakeUcxTransport(pool_, &net_, transport));
   }
   if (backend == "fake") fake_ = MakeFakeTransport();
   return OkStatus();
@@ -176,26 +180,40 @@ void PrefillNode::Greet(PeerId peer, const Hello& theirs) {
       if (t == name) return true;
     return false;
   };
-  bool shm = false;
-  Status why = Unavailable("host {} here, {} there", self_.host_id, theirs.host_id);
-  if (shm_ != nullptr && accepts("shm") && theirs.host_id == self_.host_id) {
-    why = shm_->AddPeer(peer, theirs);
-    shm = why.ok();
+  std::string via;
+  std::vector<std::string> why;
+  for (const char* name : {"shm", "ucx", "tcp"}) {
+    Transport* const transport = Over(name);
+    if (transport == nullptr || !accepts(name)) continue;
+    Status status;
+    if (transport->capabilities().same_host_only && theirs.host_id != self_.host_id)
+      status = Unavailable("{}: host {} here, {} there", name, self_.host_id, theirs.host_id);
+    else
+      status = transport->AddPeer(peer, theirs);
+    if (status.ok()) {
+      via = name;
+      break;
+    }
+    why.emplace_back(Message(status));
   }
-  if (!shm && (tcp_ == nullptr || !accepts("tcp"))) {
+  if (via.empty()) {
     return Refuse(
-        peer, Unavailable("no transport for {} and {}: --disaggregation-transfer-backend {} here, {} there "
-                          "(shared memory: {})",
-                          self_.instance_id, theirs.instance_id, options_.backend,
-                          fmt::join(theirs.transports, "|"), Message(why)));
+        peer,
+        Unavailable("no transport for {} and {}: --disaggregation-transfer-backend {} here, {} there ({})",
+                    self_.instance_id, theirs.instance_id, options_.backend,
+                    fmt::join(theirs.transports, "|"), fmt::join(why, "; ")));
   }
   Peer& p = peers_[peer];
   p.hello = theirs;
   p.ready = true;
-  p.shm = shm;
-  spdlog::info("decode instance {} joined over {}", theirs.instance_id, shm ? "shm" : "tcp");
+  p.via = via;
+  spdlog::info("decode instance {} joined over {}", theirs.instance_id, via);
   net_.Send(peer, self_);
-  net_.Send(peer, HelloAck{options_.rooms.epoch, ""});
+  net_.Send(peer, HelloAck{options_.rooms.epoch, "", via});
+}
+
+Transport* PrefillNode::Over(const std::string& via) const {
+  return via == "shm" ? shm_.get() : via == "ucx" ? ucx_.get() : via == "tcp" ? tcp_.get() : nullptr;
 }
 
 void PrefillNode::OnFrame(PeerId peer, const ControlMessage& message) {
@@ -205,6 +223,15 @@ void PrefillNode::OnFrame(PeerId peer, const ControlMessage& message) {
     return Greet(peer, *hello);
   if (!it->second.ready)
     return Refuse(peer, Invalid("the first frame must be Hello, got {}", TypeName(message)));
+  const auto* path = std::get_if<DataPath>(&message);
+  const auto* taken = std::get_if<Taken>(&message);
+  if (path != nullptr || taken != nullptr) {
+    Transport* const transport = Over(it->second.via);
+    const Status s =
+        path != nullptr ? transport->Connect(peer, path->address) : transport->OnTaken(peer, taken->messages);
+    if (!s.ok()) Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(s)));
+    return;
+  }
   if (const auto* reserve = std::get_if<Reserve>(&message)) {
     const int64_t pages = int64_t(it->second.hello.pages_per_lane) * it->second.hello.lanes;
     for (const int32_t page : reserve->pages) {
@@ -225,8 +252,7 @@ void PrefillNode::Lost(PeerId peer, const Status& why) {
   rooms_.OnPeerLost(peer, why, Now());
   const auto it = peers_.find(peer);
   if (it == peers_.end()) return;
-  if (it->second.shm) shm_->RemovePeer(peer);
-  if (tcp_ != nullptr) tcp_->RemovePeer(peer);
+  if (Transport* const transport = Over(it->second.via)) transport->RemovePeer(peer);
   net_.Close(peer);
   peers_.erase(it);
 }
@@ -258,8 +284,9 @@ std::vector<Digest256> PrefillNode::Digests(RoomId room) const {
   return digests;
 }
 
-size_t PrefillNode::Note(const PostWrite& write, bool shm, Nanos now, RoomTimeline* timeline) const {
-  timeline->transport = fake_ ? "fake" : shm ? "shm" : "tcp";
+size_t PrefillNode::Note(const PostWrite& write, const std::string& via, Nanos now,
+                         RoomTimeline* timeline) const {
+  timeline->transport = via;
   if (timeline->moves.size() == kMovesMax) {
     ++timeline->moves_left_out;
     return kMovesMax;
@@ -290,16 +317,14 @@ void PrefillNode::Perform(Nanos now) {
         if (send->peer != kFakePeer) net_.Send(send->peer, send->message);
       } else if (auto* write = std::get_if<PostWrite>(&action)) {
         const auto peer = peers_.find(write->peer);
+        const std::string via = fake_ ? "fake" : peer == peers_.end() ? "" : peer->second.via;
         Write& posted = writes_[write->id] = {write->room, kMovesMax};
         if (const auto t = timing_.find(write->room); t != timing_.end()) {
-          posted.move = Note(*write, peer != peers_.end() && peer->second.shm, now, t->second.timeline.get());
+          posted.move = Note(*write, via, now, t->second.timeline.get());
           if (options_.self_check)
             for (const PageMove& m : write->pages) t->second.sent[m.ordinal] = m.from;
         }
-        Transport* transport = fake_                  ? fake_.get()
-                               : peer == peers_.end() ? nullptr
-                               : peer->second.shm     ? shm_.get()
-                                                      : tcp_.get();
+        Transport* transport = fake_ ? fake_.get() : Over(via);
         if (transport == nullptr) {
           done_.push_back({write->id, Unavailable("the decode instance is gone")});
         } else {
@@ -309,7 +334,7 @@ void PrefillNode::Perform(Nanos now) {
         if (const auto t = timing_.find(ready->room); t != timing_.end()) t->second.timeline->ready = now;
         Emit({RoomEvent::Kind::kReady, ready->room, {}, {}});
       } else if (auto* failed = std::get_if<RoomFailed>(&action)) {
-        for (Transport* t : {shm_.get(), tcp_.get()})
+        for (Transport* t : {shm_.get(), ucx_.get(), tcp_.get()})
           if (t != nullptr) t->DropRoom(failed->room);
         totals_.last_error = std::string(Message(failed->status));
         Emit({RoomEvent::Kind::kFailed, failed->room, failed->status, {}});
@@ -367,13 +392,24 @@ std::vector<RoomRecord> PrefillNode::TakeEndedRecords() {
 void PrefillNode::Turn(Nanos now) {
   for (;;) {
     DrainLayers(now);
-    for (Transport* t : {shm_.get(), tcp_.get(), fake_.get()})
-      if (t != nullptr) t->Poll(&done_);
+    for (Transport* t : {shm_.get(), ucx_.get(), tcp_.get(), fake_.get()}) {
+      if (t == nullptr) continue;
+      t->Poll(&done_);
+      for (const auto& [peer, why] : t->TakeBroken()) {
+        const auto it = peers_.find(peer);
+        if (it == peers_.end()) continue;
+        Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(why)));
+      }
+    }
     if (done_.empty()) break;
     Perform(now);
   }
   rooms_.Tick(now);
   Perform(now);
+}
+
+Nanos PrefillNode::MaySleep(Nanos now) {
+  return ucx_ == nullptr ? std::numeric_limits<Nanos>::max() : ucx_->MaySleep(now);
 }
 
 NodeStats PrefillNode::MakeStats() const {

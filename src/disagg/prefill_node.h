@@ -41,20 +41,23 @@ class PrefillNode final : public Node {
   StatusOr<std::vector<iovec>> Place(PeerId peer, const transfer::BulkHeader& header) override;
   void OnBulkDone(PeerId, RoomId, uint64_t) override {}
   void Turn(Nanos now) override;
+  Nanos MaySleep(Nanos now) override;
   void Beat(Nanos now) override;
   void OnSilent(PeerId peer, const Status& why) override;
   NodeStats MakeStats() const override;
   void Greet(PeerId peer, const transfer::Hello& theirs);
   void Perform(Nanos now);
   void DrainLayers(Nanos now);
-  size_t Note(const transfer::PostWrite& write, bool shm, Nanos now, RoomTimeline* timeline) const;
+  size_t Note(const transfer::PostWrite& write, const std::string& via, Nanos now,
+              RoomTimeline* timeline) const;
+  transfer::Transport* Over(const std::string& via) const;
   void Lost(PeerId peer, const Status& why);
   std::vector<Digest256> Digests(RoomId room) const;
   std::vector<transfer::RoomRecord> Records(size_t most) const override { return rooms_.Records(most); }
   std::vector<transfer::RoomRecord> TakeEndedRecords() override;
 
   transfer::PrefillRooms rooms_;
-  std::unique_ptr<transfer::Transport> shm_, tcp_, fake_;
+  std::unique_ptr<transfer::Transport> shm_, ucx_, tcp_, fake_;
   struct Timing {                    // of an active room
     std::map<int32_t, PageId> sent;  // by ordinal, for the self-check
     std::shared_ptr<RoomTimeline> timeline = std::make_shared<RoomTimeline>();

@@ -27,7 +27,7 @@ constexpr size_t kReadBytes = 256 << 10;
 constexpr size_t kPartsPerCall = 256;
 constexpr int kReadsPerTurn = 16;  // then other connections get their turn
 constexpr size_t kThrottledBytes = 64 << 10;
-constexpr uint64_t kListenerTag = uint64_t(-1), kWakeTag = uint64_t(-2);
+constexpr uint64_t kListenerTag = uint64_t(-1), kWakeTag = uint64_t(-2), kOtherTag = uint64_t(-3);
 
 Nanos Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -537,7 +537,7 @@ void PeerNet::Poll(Nanos timeout) {
       waking_ = false;  // who finds it set has left its word before this, and is heard when Poll returns
     } else if (tag == kListenerTag) {
       Accept();
-    } else {
+    } else if (tag != kOtherTag) {
       const PeerId peer{int32_t(tag)};
       Connection* c = Find(peer);
       if (c == nullptr) continue;
@@ -551,6 +551,26 @@ void PeerNet::Poll(Nanos timeout) {
   }
   EndBroken();
 }
+
+StatusOr<PeerNet::Ends> PeerNet::EndsOf(PeerId peer) const {
+  Ends ends{};
+  socklen_t local = sizeof ends.local, remote = sizeof ends.remote;
+  const auto it = connections_.find(peer.value);
+  if (it == connections_.end() ||
+      getsockname(it->second->fd, reinterpret_cast<sockaddr*>(&ends.local), &local) != 0 ||
+      getpeername(it->second->fd, reinterpret_cast<sockaddr*>(&ends.remote), &remote) != 0)
+    return Unavailable("the connection is gone");
+  return ends;
+}
+
+void PeerNet::Watch(int fd) {
+  epoll_event e{};
+  e.events = EPOLLIN;
+  e.data.u64 = kOtherTag;
+  SLUICE_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &e) == 0, "epoll: {}", std::strerror(errno));
+}
+
+void PeerNet::Forget(int fd) { epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr); }
 
 void PeerNet::Wake() {
   if (waking_.exchange(true)) return;

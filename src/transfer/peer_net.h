@@ -9,6 +9,7 @@
 // which pages of which layers follow; the receiver decides where they land, or that they are thrown away.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <atomic>
@@ -16,11 +17,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "kv/kv_layout.h"
 #include "transfer/rooms.h"
 #include "transfer/wire.h"
 
@@ -31,6 +34,7 @@ struct BulkHeader {
   std::vector<int32_t> layers;  // logical ids; layer by layer, each with all pages: latent, then index K
   std::vector<int32_t> pages;   // of the receiver
   uint64_t payload_bytes = 0;
+  std::optional<KvComponent> component;  // that one alone; not on this wire, other transports cut layers so
 };
 
 // Called from within Poll alone, so that whoever sends or closes is never surprised by the end of a peer.
@@ -71,6 +75,11 @@ class PeerNet {
   // Sends nothing more and waits for the peer to close: the fence of a writer that this side cannot stop.
   void HalfClose(PeerId peer);
   bool Has(PeerId peer) const { return connections_.contains(peer.value); }
+  // Both ends of a connection. Unavailable: there is none.
+  struct Ends {
+    sockaddr_storage local, remote;
+  };
+  StatusOr<Ends> EndsOf(PeerId peer) const;
   Nanos LastHeard(PeerId peer) const;  // of any byte; 0 for an unknown peer
   void SetRateLimit(double bytes_per_second) { rate_ = bytes_per_second; }
 
@@ -83,6 +92,10 @@ class PeerNet {
   // Waits for sockets, Wake or the time, and serves what is there.
   void Poll(Nanos timeout);
   void Wake();  // any thread
+  // Poll returns when this descriptor of somebody else is readable, too, and leaves it alone. REQUIRES it to
+  // be forgotten before it is closed.
+  void Watch(int fd);
+  void Forget(int fd);
 
  private:
   struct Out {
@@ -143,7 +156,8 @@ class PagePieces {
  public:
   template <typename Pool>
   static std::vector<iovec> Of(const Pool& pool, std::span<const int32_t> layers,
-                               std::span<const int32_t> pages) {
+                               std::span<const int32_t> pages,
+                               std::optional<KvComponent> component = std::nullopt) {
     std::vector<iovec> out;
     const auto add = [&](std::byte* at, int64_t bytes) {
       if (!out.empty() && static_cast<std::byte*>(out.back().iov_base) + out.back().iov_len == at)
@@ -154,8 +168,9 @@ class PagePieces {
     const auto& layout = pool.layout();
     for (const int32_t l : layers) {
       const LogicalLayer layer(l);
-      for (const int32_t p : pages) add(pool.Latent(layer, PageId(p)), layout.latent_page_bytes());
-      if (!layout.IndexSlot(layer).valid()) continue;
+      if (component != KvComponent::kIndex)
+        for (const int32_t p : pages) add(pool.Latent(layer, PageId(p)), layout.latent_page_bytes());
+      if (component == KvComponent::kLatent || !layout.IndexSlot(layer).valid()) continue;
       for (const int32_t p : pages) add(pool.Index(layer, PageId(p)), layout.index_page_bytes());
     }
     return out;

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv/device_pool.h"
@@ -44,6 +46,18 @@ class Transport {
   virtual void RemovePeer(PeerId peer) = 0;
   // The room is over: writes of it that have not begun fail now, one that has begun may end.
   virtual void DropRoom(RoomId room) = 0;
+
+  // For transports with connections of their own: the DataPath of a peer that was added, before any write to
+  // it, and what it has Taken. After an error RemovePeer is next.
+  virtual Status Connect(PeerId, const std::string&) { return Invalid("this transport has no address"); }
+  virtual Status OnTaken(PeerId, const std::vector<uint64_t>&) {
+    return Invalid("this transport has no messages");
+  }
+  // Connections that broke since the last call: RemovePeer is next.
+  virtual std::vector<std::pair<PeerId, Status>> TakeBroken() { return {}; }
+  // How long the caller may sleep before the next Poll, a wake-up by on_done or by a watched descriptor
+  // aside.
+  virtual Nanos MaySleep(Nanos /*now*/) { return std::numeric_limits<Nanos>::max(); }
 };
 
 struct TransportOptions {

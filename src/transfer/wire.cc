@@ -147,7 +147,7 @@ void Fields(S&& s, auto& m) {
       m.latent_dtype, m.index_dtype, m.latent_page_bytes, m.index_page_bytes, m.latent_layers, m.index_layers,
       m.lanes, m.pages_per_lane, m.max_tokens, m.max_rooms, m.regions, m.host_id, m.transports);
   } else if constexpr (std::is_same_v<M, HelloAck>) {
-    s(m.epoch, m.refusal);
+    s(m.epoch, m.refusal, m.transport);
   } else if constexpr (std::is_same_v<M, Reserve>) {
     s(m.room, m.epoch, m.prompt_tokens, m.prompt_digest, m.first_page, m.pages);
   } else if constexpr (std::is_same_v<M, Complete>) {
@@ -160,9 +160,13 @@ void Fields(S&& s, auto& m) {
     s(m.room, m.attempt, m.reason);
   } else if constexpr (std::is_same_v<M, AbortAck>) {
     s(m.room);
-  } else {
-    static_assert(std::is_same_v<M, Heartbeat>);
+  } else if constexpr (std::is_same_v<M, Heartbeat>) {
     s(m.epoch, m.sequence, m.rooms, m.progress);
+  } else if constexpr (std::is_same_v<M, DataPath>) {
+    s(m.address);
+  } else {
+    static_assert(std::is_same_v<M, Taken>);
+    s(m.messages);
   }
 }
 
@@ -243,8 +247,8 @@ StatusOr<ControlMessage> Decode(std::span<const std::byte> frame) {
 }
 
 const char* TypeName(const ControlMessage& message) {
-  static constexpr const char* kNames[] = {"Hello",  "HelloAck", "Reserve",  "Complete",
-                                           "Failed", "Abort",    "AbortAck", "Heartbeat"};
+  static constexpr const char* kNames[] = {"Hello", "HelloAck", "Reserve",   "Complete", "Failed",
+                                           "Abort", "AbortAck", "Heartbeat", "DataPath", "Taken"};
   static_assert(std::size(kNames) == std::variant_size_v<ControlMessage>);
   return kNames[message.index()];
 }

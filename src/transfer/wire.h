@@ -21,7 +21,7 @@
 
 namespace sluice::transfer {
 
-constexpr uint16_t kProtocolVersion = 2;
+constexpr uint16_t kProtocolVersion = 3;
 constexpr uint32_t kMaxPayloadBytes =
     16u << 20;  // a reservation of 4 M pages; the largest message that makes sense
 
@@ -52,7 +52,18 @@ struct Hello {
 
 struct HelloAck {
   uint64_t epoch = 0;
-  std::string refusal;  // "" = accepted
+  std::string refusal;    // "" = accepted
+  std::string transport;  // that pages of this connection travel by, one of Hello::transports
+};
+
+// Decode to prefill, before it reserves anything: where a transport with connections of its own reaches it.
+struct DataPath {
+  std::string address;  // that transport's business
+};
+
+// Decode to prefill: these messages of such a transport are placed, or thrown away.
+struct Taken {
+  std::vector<uint64_t> messages;
 };
 
 // Decode to prefill: the prompt's pages [first_page, first_page + pages.size()) go to these pages of the
@@ -134,7 +145,8 @@ struct Heartbeat {
   std::vector<RoomProgress> progress;  // of each of them, or empty
 };
 
-using ControlMessage = std::variant<Hello, HelloAck, Reserve, Complete, Failed, Abort, AbortAck, Heartbeat>;
+using ControlMessage =
+    std::variant<Hello, HelloAck, Reserve, Complete, Failed, Abort, AbortAck, Heartbeat, DataPath, Taken>;
 
 std::vector<std::byte> Encode(const ControlMessage& message);
 // One whole frame. Errors name what is wrong.

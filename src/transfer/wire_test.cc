@@ -40,13 +40,15 @@ std::vector<ControlMessage> Samples() {
            {0.5f, 1.5f}};
   c.page_digests = {Digest256{1}, Digest256{2}};
   return {SampleHello(),
-          HelloAck{3, "no"},
+          HelloAck{3, "no", "ucx"},
           Reserve{9, 7, 1000, Digest256{3}, 2, {5, 6, 7}},
           c,
           Failed{1, "transfer", "why"},
           Abort{2, 1, "client"},
           AbortAck{2},
-          Heartbeat{7, 8, {1, 2}, {{3, 4000, "reset"}, {}}}};
+          Heartbeat{7, 8, {1, 2}, {{3, 4000, "reset"}, {}}},
+          DataPath{std::string("\0\x01wire", 6)},
+          Taken{{1, 1ull << 40}}};
 }
 
 TEST(Wire, EveryMessageSurvivesARoundTripByteByByte) {

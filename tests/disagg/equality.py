@@ -128,11 +128,13 @@ def main():
     gather = ["--cp-kv-exchange", "gather"]
     cp2 = ["--attn-cp-size", "2", "--tp", "2"]
     shapes = [("1P1D tcp", dict(common=["--disaggregation-transfer-backend", "tcp"])),
+              ("ucx", dict(common=["--disaggregation-transfer-backend", "ucx"])),
               ("gather, prefill CP 2, decode CP 2", dict(common=gather + cp2)),
               ("drafts", dict(common=["--disaggregation-transfer-backend", "tcp"] + drafts))]
     if options.long:
         shapes += [
             ("1P1D shm", {}),
+            ("2P2D ucx", dict(prefills=2, decodes=2, common=["--disaggregation-transfer-backend", "ucx"])),
             ("2P2D", dict(prefills=2, decodes=2)),
             ("monolithic", dict(prefill=["--no-disaggregation-per-layer-transfer"])),
             ("prefill CP 4, decode CP 1", dict(prefill=["--attn-cp-size", "4", "--tp", "4"])),
@@ -152,7 +154,7 @@ def main():
         kv = ["--kv-cache-dtype", "fp8_e4m3"] if "fp8_e4m3" in common else []
         one = single(*chunk, *kv)
         cluster = Cluster(common=common, **shape)
-        lengths = LENGTHS if options.long else [65, 257] if name.startswith(("drafts", "gather")) else [1, 64, 65, 257]
+        lengths = LENGTHS if options.long else [65, 257] if name.startswith(("drafts", "gather", "ucx")) else [1, 64, 65, 257]
         cases = list(requests(lengths, seed=5))
         rounds = ["both", "none", "prefill", "decode"] if options.long else ["both", "none"]
         different = compare(cluster, one, cases, rounds)

@@ -14,7 +14,7 @@ import time
 
 from cluster import SLUICE, Cluster, call
 
-VERSION = 2  # kProtocolVersion of src/transfer/wire.h
+VERSION = 3  # kProtocolVersion of src/transfer/wire.h
 SLOW = ["--disaggregation-rate-limit", "2"]  # MB/s
 TIMES = ["--disaggregation-bootstrap-timeout", "2", "--disaggregation-waiting-timeout", "2",
          "--disaggregation-heartbeat-interval", "0.3", "--disaggregation-heartbeat-max-failure", "2"]
@@ -205,7 +205,7 @@ def main():
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--backends", nargs="*", help="these transports; default tcp, with --long all")
     options = parser.parse_args()
-    for backend in options.backends or (("tcp", "shm") if options.long else ("tcp",)):
+    for backend in options.backends or (("tcp", "shm", "ucx") if options.long else ("tcp",)):
         c = Cluster(common=TIMES + ["--disaggregation-transfer-backend", backend, "--chunked-prefill-size", "256"],
                     prefill=SLOW + ["--disaggregation-layer-group", "2"], router=["--retries", "0"])
         for test in (rooms_and_fields, lying_frames, client_leaves, kill_and_restart, stop_and_go):
