@@ -10,12 +10,11 @@
 // random moments while they came up and while messages went, on a busy machine; survivors of both sides that
 // UCX ended:
 //
-// - this way, UCX 1.22.0: none of 1080
+// - this way, UCX 1.22.0: none of 1230
 // - connected by worker addresses, before the connection is up: 1.13.1 20 of 80 (assertion at
 //   ucp_request.c:684), 1.22.0 13 of 1330 (stubs.c:107, in uct_tcp_ep_pending_purge)
-// - puts, which UCX emulates over TCP and answers: 20 of 60 in both (ucp_request.inl:346 and :356,
-// "unexpected
-//   error: Endpoint timeout")
+// - puts, which UCX emulates over TCP and answers: 20 of 60 in both ("unexpected error: Endpoint timeout",
+//   ucp_request.inl:346 and :356)
 // - rendezvous: 1.13.1 23 of 40 (ucp_ep.c:437, uct_iface.h:884); 1.22.0 crashes when the memory is
 //   unregistered behind them
 //
