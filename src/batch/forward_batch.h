@@ -158,6 +158,7 @@ struct StepWork {
   int32_t drafting = 0;                      // sequences for which tokens were drafted
   int32_t draft_passes = 0, draft_rows = 0;  // of the draft layer with its head; rows of all of them
   int64_t ns = 0;
+  int32_t draft_most = 0;  // tokens planned to be drafted for one of them at most; 0: not told
 };
 
 struct StepResult {

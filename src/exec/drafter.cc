@@ -285,7 +285,10 @@ Status Drafter::Draft(const ForwardBatch& batch, const ForwardBatch& resolved, S
   for (int32_t pass = 0; pass < most; ++pass) {
     RETURN_IF_ERROR(layer_->DraftRows(seqs_, batch.pages, row_tokens_, StatesOf(row_tokens_.size()),
                                       /*kv_only=*/false, carried_));
-    if (pass == 0) work->drafting = int32_t(seqs_.size());
+    if (pass == 0) {
+      work->drafting = int32_t(seqs_.size());
+      work->draft_most = most;
+    }
     ++work->draft_passes;
     work->draft_rows += int32_t(seqs_.size());
     for (size_t begin = 0; begin < seqs_.size(); begin += size_t(max_logits_rows_)) {

@@ -67,6 +67,8 @@ void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
   result->status = Compute(batch, result);
   const Status calls = ranks_->EndStep(drafter_ == nullptr ? std::max<int64_t>(waits_, 1)
                                                            : std::numeric_limits<int64_t>::max());
+  // What a step that failed early has left in the queue still touches pages that are given back below.
+  if (!result->status.ok()) (void)ranks_->Wait();
   if (result->status.ok()) result->status = calls;
   if (const Status device = ranks_->DeviceStatus(); !device.ok())
     watchdog_.Fault(fmt::format("step {} of {} rows: {}", batch.step, batch.rows(), Message(device)));
@@ -102,7 +104,8 @@ Status ModelRunner::Compute(const ForwardBatch& planned, StepResult* result) {
   RETURN_IF_ERROR(SampleRows(batch, result));
   const bool decodes =
       std::all_of(batch.seqs.begin(), batch.seqs.end(), [](const BatchSeq& s) { return s.decode; });
-  if (decodes && planned.loads.empty() && planned.page_copies.empty()) result->work.rows = batch.rows();
+  if (decodes && planned.loads.empty() && planned.backups.empty() && planned.page_copies.empty())
+    result->work.rows = batch.rows();
   return drafter_ != nullptr ? Draft(planned, batch, result) : OkStatus();
 }
 

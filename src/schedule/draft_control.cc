@@ -27,7 +27,9 @@ void DraftControl::ObserveWork(const StepWork& work) {
   cost_.Observe(work);
   if (work.drafting == 0) return;
   double expected = 0, reached = 1;
-  for (int32_t i = 0; i < most_; ++i) {
+  // A step that tries one draft tells nothing of the passes for further ones.
+  const int32_t planned = work.draft_most > 0 ? std::min(most_, work.draft_most) : most_;
+  for (int32_t i = 0; i < planned; ++i) {
     expected += reached;
     reached *= places_[size_t(i)].verified / places_[size_t(i)].planned;
   }

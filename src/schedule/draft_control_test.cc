@@ -72,6 +72,18 @@ TEST(DraftControl, PassesThatAreNotMadeCostNothing) {
   EXPECT_GT(some.Worth(3, 1), all.Worth(3, 1));
 }
 
+TEST(DraftControl, TriesOfOneDraftSayNothingOfFurtherPasses) {
+  DraftControl control(3, true, kCost);
+  for (int i = 0; i < 300; ++i) {
+    control.Observe(3, 3, 3);
+    control.ObserveWork({.drafting = 1, .draft_passes = 3, .draft_rows = 3, .draft_most = 3});
+  }
+  const double before = control.Worth(3, 1);
+  for (int i = 0; i < 300; ++i)
+    control.ObserveWork({.drafting = 1, .draft_passes = 1, .draft_rows = 1, .draft_most = 1});
+  EXPECT_NEAR(control.Worth(3, 1), before, 1e-9);
+}
+
 TEST(DraftControl, KeepsWhatGivesTokensAtTheRateOfTheStep) {
   DraftControl control(3, true, kCost), fixed(3, false, kCost);
   for (int i = 0; i < 300; ++i) control.Observe(3, 1 + i % 3, 1 + i % 3);

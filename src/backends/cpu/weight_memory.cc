@@ -29,7 +29,9 @@ StatusOr<std::shared_ptr<std::byte>> WeightMemory::Take(int64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes > kMapping / 4 && used_ + bytes > size_) return Map(AlignUp(bytes, kHugePage));
   if (used_ + bytes > size_) {
-    ASSIGN_OR_RETURN(mapping_, Map(kMapping));
+    auto mapping = Map(kMapping);
+    if (!mapping.ok()) return Map(AlignUp(bytes, kHugePage));  // where address space is short: what is needed
+    mapping_ = *std::move(mapping);
     size_ = kMapping;
     used_ = 0;
   }
