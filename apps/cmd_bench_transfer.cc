@@ -349,6 +349,10 @@ Status BenchStorage(const TransferOptions& o, const KvLayout& layout, int64_t pa
 Status BenchPeers(const TransferOptions& o, const KvLayout& layout, int64_t pages, std::vector<Row>* rows) {
   if (std::find(o.paths.begin(), o.paths.end(), "p-d") == o.paths.end()) return OkStatus();
   const int64_t bytes = pages * layout.page_bytes();
+  const Status ucx = transfer::UcxSupport();
+  if (!ucx.ok())
+    std::cerr << "sluice bench transfer: no rows of ucx (SLUICE_UCX_LIBRARY names a library): "
+              << Message(ucx) << "\n";
   PlainMemory from(bytes), to(bytes);
   std::memset(from.get(), 1, size_t(bytes));
   std::memset(to.get(), 2, size_t(bytes));
@@ -356,12 +360,7 @@ Status BenchPeers(const TransferOptions& o, const KvLayout& layout, int64_t page
   for (const auto& [transport, order] :
        {std::pair("shm", "run"), std::pair("shm", "shuffled"), std::pair("tcp", "run"),
         std::pair("tcp", "shuffled"), std::pair("ucx", "run"), std::pair("ucx", "shuffled")}) {
-    if (std::string_view(transport) == "ucx") {
-      if (const Status s = transfer::UcxSupport(); !s.ok()) {
-        std::cerr << Message(s) << "\n";
-        continue;
-      }
-    }
+    if (std::string_view(transport) == "ucx" && !ucx.ok()) continue;
     ASSIGN_OR_RETURN(const auto peers,
                      PeerBench::Make(layout, pages, transport, std::string_view(order) == "shuffled"));
     const bool shm = std::string_view(transport) == "shm";

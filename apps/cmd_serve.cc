@@ -19,6 +19,7 @@
 #include "storage_control.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
+#include "transfer/ucx_transport.h"
 #include "version.h"
 
 namespace sluice {
@@ -118,6 +119,8 @@ Status ChooseParsers(const ServerConfig& config, const std::string& architecture
 
 // What is wrong with flags, port or tokenizer is said before the weights are read, which may take minutes.
 StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer(const ServerConfig& config) {
+  if (config.disaggregation_mode != "null" && config.disaggregation_transfer_backend == "ucx")
+    RETURN_IF_ERROR(transfer::UcxSupport(config.disaggregation_ucx_library));
   RETURN_IF_ERROR(HttpServer::CanListen({.host = config.host, .port = uint16_t(config.port)}));
   ASSIGN_OR_RETURN(const std::string folder, ResolveModelFolder(config));
   RETURN_IF_ERROR(

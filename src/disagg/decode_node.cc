@@ -161,7 +161,8 @@ void DecodeNode::OnFrame(PeerId peer, const ControlMessage& message) {
   }
   if (const auto* ack = std::get_if<HelloAck>(&message)) {
     if (!ack->refusal.empty()) return refuse(Unavailable("{}", ack->refusal));
-    if (p.hello.epoch != ack->epoch)
+    if (!p.via.empty()) return refuse(Invalid("a second HelloAck"));
+    if (p.hello.epoch == 0 || p.hello.epoch != ack->epoch)
       return refuse(Invalid("HelloAck of epoch {} before its Hello", ack->epoch));
     if (std::find(self_.transports.begin(), self_.transports.end(), ack->transport) == self_.transports.end())
       return refuse(
@@ -267,6 +268,10 @@ StatusOr<std::vector<iovec>> DecodeNode::Place(PeerId peer, const BulkHeader& he
   const auto it = open_.find(header.room);
   if (it == open_.end() || it->second.peer != peer || !it->second.opened || !rooms_.Waiting(header.room))
     return std::vector<iovec>();  // late: thrown away
+  if (header.pages.size() > it->second.page_set.size() ||
+      header.layers.size() > layout_.latent_layers().size())
+    return Invalid("bulk frame of room {}: {} layers and {} pages, more than there are", header.room,
+                   header.layers.size(), header.pages.size());
   int64_t bytes = 0;
   for (const int32_t l : header.layers) {
     if (!layout_.LatentSlot(LogicalLayer(l)).valid())
@@ -301,8 +306,9 @@ StatusOr<std::vector<iovec>> DecodeNode::PlaceInLanding(PeerId peer, const BulkH
 
 Status DecodeNode::CopyLanded(const Landing& landing) {
   if (copier_ == nullptr) {
-    ASSIGN_OR_RETURN(copier_, pool_.memory()->MakeCopier());
-    RETURN_IF_ERROR(copier_->Bind());
+    ASSIGN_OR_RETURN(auto copier, pool_.memory()->MakeCopier());
+    RETURN_IF_ERROR(copier->Bind());
+    copier_ = std::move(copier);
   }
   runs_.clear();
   const std::byte* from = landing.memory.get();
@@ -393,7 +399,7 @@ void DecodeNode::Turn(Nanos now) {
 
 void DecodeNode::Beat(Nanos) {
   for (const auto& [id, peer] : peers_) {
-    if (!peer.ready) continue;
+    if (!peer.ready && peer.via.empty()) continue;  // prefill counts us as joined since its HelloAck
     Heartbeat beat{options_.rooms.epoch, beats_, {}, {}};
     for (const auto& [room, state] : open_)
       if (state.peer == id) beat.rooms.push_back(room);

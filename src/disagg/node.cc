@@ -217,8 +217,12 @@ void Node::Run() {
                             peers_.at(id).hello.instance_id, double(limit) * 1e-9,
                             double(options_.heartbeat_interval) * 1e-9, options_.heartbeat_max_failure));
       for (const PeerId id : unborn) {
+        const bool ucx = peers_.at(id).via == "ucx";
         net_.Close(id);
-        OnClosed(id, DeadlineExceeded("no handshake within {} s", kHandshakeTime / 1'000'000'000));
+        OnClosed(id, DeadlineExceeded("no handshake within {} s{}", kHandshakeTime / 1'000'000'000,
+                                      ucx ? "; pages go by UCX: its ports must be reachable "
+                                            "(UCX_TCP_PORT_RANGE, UCX_NET_DEVICES)"
+                                          : ""));
       }
       Turn(now);
     }

@@ -77,6 +77,8 @@ class UcxTransport final : public Transport {
     const auto it = peers_.find(peer);
     if (it == peers_.end()) return Invalid("transport ucx: messages of a peer that does not use it");
     Peer& p = *it->second;
+    if (!p.link->connected())
+      return Invalid("transport ucx: messages were taken before there was a way for them");
     for (const uint64_t token : tokens) {
       if (token == kFirstToken && !std::exchange(p.open, true)) continue;
       const auto m = p.messages.find(token);
@@ -124,7 +126,8 @@ class UcxTransport final : public Transport {
     Nanos sleep = std::numeric_limits<Nanos>::max();
     for (auto& [id, peer] : peers_) {
       if (!peer->told && !peer->link->failed().ok()) return 0;
-      if (peer->may_send_at > now && HasUnsent(*peer)) sleep = std::min(sleep, peer->may_send_at - now);
+      if (rate_ > 0 && peer->window < kWindowBytes && HasUnsent(*peer))
+        sleep = std::min(sleep, std::max<Nanos>(0, peer->may_send_at - now));
       if (!peer->link->Arm()) return 0;
     }
     return sleep;

@@ -143,7 +143,7 @@ class OverUcx : public ::testing::Test {
 };
 
 TEST_F(OverUcx, EveryPieceArrivesWhetherPagesLieInARowOrNot) {
-  for (const int32_t rank : {64, 480}) {  // messages below and above what goes by rendezvous
+  for (const int32_t rank : {64, 480}) {  // pages many and few to a message
     Start(rank);
     std::vector<PageMove> row, scattered;
     for (int32_t i = 0; i < 16; ++i) {  // lane 0 there and here
@@ -273,6 +273,7 @@ TEST_F(OverUcx, BytesThatAreNoPortAreRefusedAndASecondConnectionToo) {
   transport->RemovePeer(kPeer);
   receiver->Remove(kPeer);
   ASSERT_TRUE(transport->AddPeer(kPeer, Hello{}).ok());
+  EXPECT_FALSE(transport->OnTaken(kPeer, {0}).ok()) << "nothing can have come before there is a way";
   const std::string right = *receiver->Add(kPeer);
   for (const std::string& wrong :
        {std::string(), std::string(100, 'x'), right.substr(0, 1), right + "x", std::string(2, '\0')})
