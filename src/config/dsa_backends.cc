@@ -86,9 +86,11 @@ StatusOr<DsaBackends> ChooseDsaBackends(std::string_view prefill, std::string_vi
     return Invalid("{} {} reads {}, and --kv-cache-dtype {} gives {}; {}",
                    by_prefill ? "--dsa-prefill-backend" : "--dsa-decode-backend", set, Name(rows),
                    kv_cache_dtype, Name(chosen.rows),
-                   rows == kPackedFp8 ? "use --kv-cache-dtype fp8_e4m3, or flashmla_sparse"
-                   : rows == kBF16    ? "use --kv-cache-dtype bf16, or flashmla_sparse"
-                                      : "use flashmla_sparse or flashmla_kv, or --kv-cache-dtype bf16");
+                   f32 ? "no named kernel reads float32 rows: leave the name out, or use --kv-cache-dtype "
+                         "bf16 or fp8_e4m3"
+                   : rows == kPackedFp8 ? "use --kv-cache-dtype fp8_e4m3, or flashmla_sparse"
+                   : rows == kBF16      ? "use --kv-cache-dtype bf16, or flashmla_sparse"
+                                        : "use flashmla_sparse or flashmla_kv, or --kv-cache-dtype bf16");
   if (Unset(prefill)) chosen.prefill = Partner(rows, false);
   if (Unset(decode)) chosen.decode = Partner(rows, true);
   return chosen;

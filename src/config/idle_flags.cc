@@ -71,6 +71,8 @@ constexpr IdleFlagRow kRows[] = {
      "--disaggregation-mode prefill --disaggregation-ucx-library /opt/ucx/lib/libucp.so.0",
      "--disaggregation-mode prefill --disaggregation-transfer-backend ucx --disaggregation-ucx-library "
      "/opt/ucx/lib/libucp.so.0"},
+    {"--debug-device", "without --device cuda", "steps on the CPU allocate no device memory; add --device cuda",
+     [](Config c) { return c.device != "cuda"; }, "--debug-device", "--device cuda --debug-device"},
 };
 // clang-format on
 
