@@ -200,21 +200,27 @@ StatusOr<std::unique_ptr<UcxLink>> UcxLink::Make(std::shared_ptr<UcxContext> con
 
 void UcxLink::Close() {
   if (listener_ != nullptr) api_.ucp_listener_destroy(std::exchange(listener_, nullptr));
-  if (endpoint_ != nullptr) {
-    ucp_request_param_t params{};
-    params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    params.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    void* request = api_.ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &params);
-    if (UCS_PTR_IS_PTR(request)) {
-      // It waits for nobody; the limit is for a library that thinks otherwise.
-      const auto until = std::chrono::steady_clock::now() + kCloseTime;
-      while (api_.ucp_request_check_status(request) == UCS_INPROGRESS &&
-             std::chrono::steady_clock::now() < until)
-        Progress();
-      api_.ucp_request_free(request);
-    }
-  }
+  CloseEndpoint();
   if (worker_ != nullptr) api_.ucp_worker_destroy(std::exchange(worker_, nullptr));
+}
+
+void UcxLink::Retire() {
+  retired_ = true;
+  CloseEndpoint();
+}
+
+void UcxLink::CloseEndpoint() {
+  if (endpoint_ == nullptr) return;
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  void* request = api_.ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &params);
+  if (!UCS_PTR_IS_PTR(request)) return;
+  // It waits for nobody; the limit is for a library that thinks otherwise.
+  const auto until = std::chrono::steady_clock::now() + kCloseTime;
+  while (api_.ucp_request_check_status(request) == UCS_INPROGRESS && std::chrono::steady_clock::now() < until)
+    Progress();
+  api_.ucp_request_free(request);
 }
 
 Status UcxLink::MakeEndpoint(ucp_ep_params_t params) {
@@ -239,7 +245,7 @@ StatusOr<uint16_t> UcxLink::Listen(sockaddr_storage at) {
   params.sockaddr = AsUcx(at);
   params.conn_handler.cb = [](ucp_conn_request_h request, void* arg) {
     auto* link = static_cast<UcxLink*>(arg);
-    if (link->connected()) {
+    if (link->retired_ || link->connected()) {
       link->api_.ucp_listener_reject(link->listener_, request);
       return;
     }

@@ -85,6 +85,10 @@ class UcxLink {
   // Ends what is under way (its callbacks come from within, with an error) and fences: no byte of the peer
   // lands afterwards. Nothing else may be called after it.
   void Close();
+  // The same for the peer, but the listener stays and turns everybody away: UCX's own thread may be reading
+  // somebody's request to connect, and in 1.22.0 ends the process when the listener is gone before it is done
+  // (wireup_cm.c:1130). Progress may be called on; Close some time later.
+  void Retire();
   // Waits at that address, whatever its port, for one peer, and gives the port.
   StatusOr<uint16_t> Listen(sockaddr_storage at);
   Status Connect(sockaddr_storage to, uint16_t port);
@@ -111,10 +115,12 @@ class UcxLink {
   const std::shared_ptr<UcxContext> context_;
   const UcxApi& api_;
   Status MakeEndpoint(ucp_ep_params_t params);
+  void CloseEndpoint();
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
   ucp_ep_h endpoint_ = nullptr;
   int descriptor_ = -1;
+  bool retired_ = false;
   Status failed_;
 };
 

@@ -323,6 +323,9 @@ class Receiver final : public UcxReceiver {
       : context_(std::move(context)), net_(net), events_(events) {}
   ~Receiver() override {
     while (!peers_.empty()) Remove(peers_.begin()->first);
+    if (retired_.empty()) return;
+    const auto until = std::chrono::steady_clock::now() + kLastWait;
+    while (std::chrono::steady_clock::now() < until) Sweep();
   }
 
   StatusOr<std::string> Add(PeerId id) override {
@@ -342,6 +345,7 @@ class Receiver final : public UcxReceiver {
   }
 
   void Poll(Report* report) override {
+    Sweep();
     for (auto& [id, peer] : peers_) {
       for (int i = 0; i < kProgressPerTurn && peer->link->Progress(); ++i) {
       }
@@ -357,7 +361,7 @@ class Receiver final : public UcxReceiver {
   Nanos MaySleep() override {
     for (auto& [id, peer] : peers_)
       if ((!peer->told && !peer->link->failed().ok()) || !peer->link->Arm()) return 0;
-    return std::numeric_limits<Nanos>::max();
+    return retired_.empty() ? std::numeric_limits<Nanos>::max() : kSweepTurn;
   }
 
   void Remove(PeerId id) override {
@@ -366,12 +370,29 @@ class Receiver final : public UcxReceiver {
     Peer& peer = *it->second;
     peer.closing = true;
     net_->Forget(peer.link->descriptor());
-    peer.link->Close();
+    peer.link->Retire();
+    retired_.push_back({std::move(it->second), std::chrono::steady_clock::now() + kRetired});
     peers_.erase(it);
   }
 
  private:
+  // Longer than a request to connect takes that was under way when the peer was removed.
+  static constexpr std::chrono::seconds kRetired{5};
+  static constexpr std::chrono::milliseconds kLastWait{100};  // at the end of the process there is no more
+  static constexpr Nanos kSweepTurn = 50'000'000;
+
   struct Peer;
+  struct Retired {
+    std::unique_ptr<Peer> peer;
+    std::chrono::steady_clock::time_point until;
+  };
+
+  void Sweep() {
+    const auto now = std::chrono::steady_clock::now();
+    for (const Retired& r : retired_) r.peer->link->Progress();
+    std::erase_if(retired_, [&](const Retired& r) { return r.until <= now; });
+  }
+
   struct Peer {
     PeerId id;
     Receiver* receiver = nullptr;
@@ -424,6 +445,7 @@ class Receiver final : public UcxReceiver {
   PeerNet* const net_;
   PeerEvents* const events_;
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
+  std::vector<Retired> retired_;  // oldest first
 };
 
 }  // namespace
