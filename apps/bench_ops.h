@@ -13,7 +13,7 @@ namespace sluice {
 struct OpsBenchOptions {
   int threads = 0;  // 0: every core that this process may use
   std::string isa = "auto";
-  std::string only;  // rows whose op or shape contains this
+  std::string only;  // rows whose op or shape contains this; on a device the parts whose name does
   int rounds = 7;
   bool quick = false;  // smaller contexts, for a smoke test
 };

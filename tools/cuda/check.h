@@ -15,6 +15,7 @@
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/kernels.h"
+#include "tools/cuda/op_report.h"
 
 namespace sluice::cuda {
 
@@ -28,9 +29,16 @@ namespace sluice::cuda {
   } while (0)
 
 inline cudaStream_t stream;
-inline int failures = 0;
 inline double copy_gbs = 0, read_gbs = 0, h2d_gbs = 0, d2h_gbs = 0;
-inline std::string only;
+inline OpCatalogueOptions options;
+inline OpReport* report = nullptr;
+
+template <typename... Args>
+void Say(const char* format, const Args&... args) {
+  if (!options.print) return;
+  std::printf(format, args...);
+  std::fflush(stdout);
+}
 
 template <typename T>
 struct Dev {
@@ -131,7 +139,7 @@ static __global__ void ReadAll(const float4* p, size_t n, float* out) {
   if (s == 1.2345f) *out = s;
 }
 
-// Median milliseconds of `fn`.
+// Median milliseconds of `fn`; `runs` unless the options say otherwise.
 inline double Time(const std::function<void()>& fn, int runs = 11, Flush how = Flush::kWrite) {
   static Dev<char>* flush = new Dev<char>(size_t(256) << 20);
   static Dev<float>* sum = new Dev<float>(1);
@@ -141,6 +149,7 @@ inline double Time(const std::function<void()>& fn, int runs = 11, Flush how = F
   fn();
   fn();
   std::vector<float> ms;
+  if (options.runs > 0) runs = options.runs;
   for (int i = 0; i < runs; ++i) {
     if (how == Flush::kWrite) {
       CUDA_OK(cudaMemsetAsync(flush->p, i, size_t(256) << 20, stream));
@@ -167,16 +176,15 @@ inline void Done() {
   CUDA_OK(cudaGetLastError());
 }
 inline void Check(const char* what, double error, double bound) {
-  const bool ok = error <= bound;  // NaN fails
-  failures += !ok;
-  std::printf("%-52s error %.3e (bound %.1e)  %s\n", what, error, bound, ok ? "ok" : "FAIL");
-  std::fflush(stdout);
+  const OpCheck check{what, error, bound};
+  Say("%-52s error %.3e (bound %.1e)  %s\n", what, error, bound, check.ok() ? "ok" : "FAIL");
+  report->checks.push_back(check);
 }
 inline void Row(const char* op, const char* shape, double ms, double amount, const char* unit, double limit,
                 const char* limit_name) {
-  std::printf("TIME %-22s %-34s %9.2f us %9.1f %-8s %5.2f of %s\n", op, shape, ms * 1e3, amount, unit,
-              amount / limit, limit_name);
-  std::fflush(stdout);
+  Say("TIME %-22s %-34s %9.2f us %9.1f %-8s %5.2f of %s\n", op, shape, ms * 1e3, amount, unit, amount / limit,
+      limit_name);
+  report->times.push_back({op, shape, ms * 1e3, amount, unit, limit, limit_name});
 }
 inline double Norm2(double diff, double ref) { return std::sqrt(diff / std::max(ref, 1e-300)); }
 

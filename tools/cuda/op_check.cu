@@ -1,6 +1,5 @@
 // Checks every CUDA kernel against double-precision sums at the shapes of GLM-5 and at degenerate ones, and
-// times it against what bounds it. Needs nothing but the CUDA toolkit: see build.sh beside it. Exit code 1
-// when a check fails.
+// times it against what bounds it. Needs nothing but the CUDA toolkit.
 #include "tools/cuda/check.h"
 
 namespace sluice::cuda {
@@ -14,10 +13,23 @@ __global__ void ReadPass(const float4* p, size_t n, float* out) {
   if (s == 1.2345f) *out = s;
 }
 
-static void Ceilings() {
-  const size_t bytes = size_t(2) << 30;
-  Dev<char> a(bytes), b(bytes);
-  CUDA_OK(cudaMemset(a.p, 3, bytes));
+// Device memory and pinned memory that the ceilings and the page copies share.
+struct Arenas {
+  static constexpr size_t kDevice = size_t(2) << 30, kHost = size_t(1) << 30;
+  Dev<char> a{kDevice}, b{kDevice};
+  char* host = nullptr;
+  Arenas() {
+    CUDA_OK(cudaMemset(a.p, 3, kDevice));
+    CUDA_OK(cudaHostAlloc(reinterpret_cast<void**>(&host), kHost, cudaHostAllocMapped));
+    std::memset(host, 1, kHost);
+  }
+  ~Arenas() { cudaFreeHost(host); }
+};
+
+static void Ceilings(Arenas* arenas) {
+  Dev<char>&a = arenas->a, &b = arenas->b;
+  char* const host = arenas->host;
+  const size_t bytes = Arenas::kDevice;
   const double ms =
       Time([&] { CUDA_OK(cudaMemcpyAsync(b.p, a.p, bytes, cudaMemcpyDeviceToDevice, stream)); }, 7);
   copy_gbs = 2.0 * bytes / ms / 1e6;
@@ -28,19 +40,20 @@ static void Ceilings() {
       },
       7);
   read_gbs = bytes / rms / 1e6;
-  char* host;
-  CUDA_OK(cudaHostAlloc(reinterpret_cast<void**>(&host), size_t(1) << 30, cudaHostAllocMapped));
-  std::memset(host, 1, size_t(1) << 30);
   h2d_gbs = (1 << 30) /
             Time([&] { CUDA_OK(cudaMemcpyAsync(a.p, host, 1 << 30, cudaMemcpyHostToDevice, stream)); }, 5) /
             1e6;
   d2h_gbs = (1 << 30) /
             Time([&] { CUDA_OK(cudaMemcpyAsync(host, a.p, 1 << 30, cudaMemcpyDeviceToHost, stream)); }, 5) /
             1e6;
-  std::printf(
-      "CEILING device copy %.0f GB/s (read + write), one read pass %.0f GB/s, H2D %.1f, D2H %.1f GB/s\n",
+  Say("CEILING device copy %.0f GB/s (read + write), one read pass %.0f GB/s, H2D %.1f, D2H %.1f GB/s\n",
       copy_gbs, read_gbs, h2d_gbs, d2h_gbs);
-  // Page copies reuse the host buffer.
+}
+
+static void PageCopies(Arenas* arenas) {
+  Dev<char>&a = arenas->a, &b = arenas->b;
+  char* const host = arenas->host;
+  const size_t bytes = Arenas::kDevice;
   for (const int64_t bytes_page : {41984, 8448}) {
     for (const int pages : {4096, 256}) {
       const int total = int((size_t(1) << 30) / bytes_page);
@@ -87,7 +100,6 @@ static void Ceilings() {
       }
     }
   }
-  CUDA_OK(cudaFreeHost(host));
   {  // own memory: gather of random pages
     const int64_t page = 41984;
     const int n = 16384, total = int(bytes / page);
@@ -278,39 +290,53 @@ static void Writes() {
   WriteRows(65536, true, Elem::kE4M3);
 }
 
-}  // namespace sluice::cuda
+struct Part {
+  std::string name;
+  void (*run)();
+};
+static const std::vector<Part> kParts = {{"norms", Norms},          {"writes", Writes},
+                                         {"gemms", CheckGemms},     {"indexer", CheckIndexer},
+                                         {"topk", CheckTopK},       {"attention", CheckAttention},
+                                         {"experts", CheckExperts}, {"degenerate", CheckDegenerate}};
 
-using namespace sluice::cuda;
+const std::vector<std::string>& OpParts() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> n = {"pages"};
+    for (const Part& part : kParts) n.push_back(part.name);
+    return n;
+  }();
+  return names;
+}
 
-int main(int argc, char** argv) {
-  if (argc > 1) only = argv[1];
+bool RunOpCatalogue(const OpCatalogueOptions& with, OpReport* into) {
+  options = with;
+  report = into;
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::fprintf(stderr, "op_check: no CUDA device on this machine\n");
-    return 3;
-  }
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return false;
   cudaDeviceProp prop;
   CUDA_OK(cudaGetDeviceProperties(&prop, 0));
-  std::printf("%s, %d multiprocessors, L2 %d MB\n", prop.name, prop.multiProcessorCount,
-              int(prop.l2CacheSize >> 20));
+  report->device = prop.name;
+  report->multiprocessors = prop.multiProcessorCount;
+  report->l2_mb = int(prop.l2CacheSize >> 20);
+  Say("%s, %d multiprocessors, L2 %d MB\n", prop.name, prop.multiProcessorCount, report->l2_mb);
   CUDA_OK(cudaStreamCreate(&stream));
-  const auto part = [&](const char* name, void (*fn)()) {
-    if (only.empty() || only.find(name) != std::string::npos) {
-      std::printf("---- %s\n", name);
-      fn();
-    }
-  };
-  copy_gbs = 4244;
-  read_gbs = 4452;
-  part("ceilings", Ceilings);
-  part("norms", Norms);
-  part("writes", Writes);
-  part("gemms", CheckGemms);
-  part("indexer", CheckIndexer);
-  part("topk", CheckTopK);
-  part("attention", CheckAttention);
-  part("experts", CheckExperts);
-  part("degenerate", CheckDegenerate);
-  std::printf("%s: %d checks failed\n", failures == 0 ? "ALL OK" : "FAILED", failures);
-  return failures == 0 ? 0 : 1;
+  const auto wanted = [&](const std::string& name) { return name.find(options.only) != std::string::npos; };
+  {
+    Arenas arenas;
+    Ceilings(&arenas);
+    if (wanted("pages")) PageCopies(&arenas);
+  }
+  report->copy_gbs = copy_gbs;
+  report->read_gbs = read_gbs;
+  report->h2d_gbs = h2d_gbs;
+  report->d2h_gbs = d2h_gbs;
+  for (const Part& part : kParts) {
+    if (!wanted(part.name)) continue;
+    Say("---- %s\n", part.name.c_str());
+    part.run();
+  }
+  CUDA_OK(cudaStreamDestroy(stream));
+  return true;
 }
+
+}  // namespace sluice::cuda

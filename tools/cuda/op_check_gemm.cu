@@ -528,8 +528,8 @@ void Experts() {
                      7);
     char shape[64];
     std::snprintf(shape, sizeof(shape), "%d rows x 8 of %d, tiles %d", rows, experts, tile);
-    std::printf("PARTS %-36s sort %.1f gather %.1f up %.1f down %.1f combine %.1f all %.1f us\n", shape,
-                sort * 1e3, gather * 1e3, up * 1e3, down * 1e3, combine * 1e3, all * 1e3);
+    Say("PARTS %-36s sort %.1f gather %.1f up %.1f down %.1f combine %.1f all %.1f us\n", shape, sort * 1e3,
+        gather * 1e3, up * 1e3, down * 1e3, combine * 1e3, all * 1e3);
     if (rows >= 512) {
       Row("experts up (+ silu)", shape, up, 2.0 * pairs * 2 * hidden * inter / up / 1e9, "TFLOP/s", 1358,
           "DeepGEMM");

@@ -230,11 +230,9 @@ void CheckTopK() {
       const double t =
           Time([&] { LaunchTopK(stream, s.p, n, dp.p, ds.p, rows, k, n, sel.p, count.p, nullptr); }, 11,
                Flush::kRead);
-      const double pass = 4.0 * rows * n / read_gbs / 1e6;
       char shape[64];
       std::snprintf(shape, sizeof(shape), "%d x %d %s", rows, n, kind);
-      std::printf("TIME %-22s %-34s %9.2f us   %.2f x one read pass (%.2f us)\n", "top-k 2048", shape,
-                  t * 1e3, t / pass, pass * 1e3);
+      Row("top-k 2048", shape, t, 4.0 * rows * n / t / 1e6, "GB/s", read_gbs, "one read pass");
     }
   }
 }
