@@ -212,6 +212,7 @@ void CheckExperts();
 void CheckIndexer();
 void CheckTopK();
 void CheckAttention();
+void CheckSampling();
 void CheckDegenerate();
 
 }  // namespace sluice::cuda

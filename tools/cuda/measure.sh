@@ -1,12 +1,12 @@
 #!/bin/sh
-# What docs/kernels holds, measured on this machine: tools/cuda/measure.sh SLUICE OUT_DIR [goldens|eval|engine|model|runtime]...
+# What docs/kernels holds, measured on this machine: tools/cuda/measure.sh SLUICE OUT_DIR [ops|goldens|eval|engine|model|runtime]...
 # Needs a build with SLUICE_CUDA=ON and one GPU; run it from the repository's root. Every part goes on when one fails; the
 # exit code is 1 then.
 set -u
 sluice=$1
 out=$2
 shift 2
-parts=${*:-goldens eval engine model runtime}
+parts=${*:-ops goldens eval engine model runtime}
 mkdir -p "$out"
 failed=0
 
@@ -14,7 +14,13 @@ run() {  # FILE ARGUMENTS...: the command and its output
   file=$out/$1
   shift
   echo "\$ sluice $*" >> "$file"
-  timeout "${LIMIT:-200}" "$sluice" "$@" >> "$file" 2>> "$out/log.txt" || { echo "FAILED: sluice $*" | tee -a "$file"; failed=1; }
+  timeout "${limit:-${LIMIT:-200}}" "$sluice" "$@" >> "$file" 2>> "$out/log.txt" || { echo "FAILED: sluice $*" | tee -a "$file"; failed=1; }
+}
+
+ops() {
+  limit=300
+  run op_check-h200.txt bench ops --device cuda
+  limit=
 }
 
 goldens() {
@@ -47,9 +53,10 @@ c.update(num_hidden_layers=6, num_nextn_predict_layers=0, quantization_config={
 json.dump(c, open(sys.argv[1] + '/config.json', 'w'))
 P
   flags=${MODEL_FLAGS:---prefill 4096,32768,131072 --decode-batch 1,32,128 --decode-context 32768 --cached 131072 --extend 512 --rounds 1}
-  LIMIT=500
+  limit=500
   run bench-model-h200.txt bench model "$dir" --device cuda --load-format dummy --kv-cache-dtype fp8_e4m3 \
     --chunked-prefill-size 4096 --context-length 140000 $flags --json "$out/bench-model-glm5-6-layers-h200.json"
+  limit=
   rm -r "$dir"
 }
 
@@ -103,6 +110,7 @@ P
 
 for part in $parts; do
   case $part in
+    ops) ops ;;
     goldens) goldens ;;
     eval) answers ;;
     engine) engine ;;

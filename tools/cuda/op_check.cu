@@ -294,10 +294,10 @@ struct Part {
   std::string name;
   void (*run)();
 };
-static const std::vector<Part> kParts = {{"norms", Norms},          {"writes", Writes},
-                                         {"gemms", CheckGemms},     {"indexer", CheckIndexer},
-                                         {"topk", CheckTopK},       {"attention", CheckAttention},
-                                         {"experts", CheckExperts}, {"degenerate", CheckDegenerate}};
+static const std::vector<Part> kParts = {
+    {"norms", Norms},          {"writes", Writes},          {"gemms", CheckGemms},
+    {"indexer", CheckIndexer}, {"topk", CheckTopK},         {"attention", CheckAttention},
+    {"experts", CheckExperts}, {"sampling", CheckSampling}, {"degenerate", CheckDegenerate}};
 
 const std::vector<std::string>& OpParts() {
   static const std::vector<std::string> names = [] {
