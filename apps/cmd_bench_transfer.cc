@@ -61,6 +61,7 @@ struct TransferOptions {
   std::string engine = "auto";
   int threads = 0;
   bool direct_io = false;
+  std::string ucx_library;
   std::string json;
 };
 
@@ -349,10 +350,8 @@ Status BenchStorage(const TransferOptions& o, const KvLayout& layout, int64_t pa
 Status BenchPeers(const TransferOptions& o, const KvLayout& layout, int64_t pages, std::vector<Row>* rows) {
   if (std::find(o.paths.begin(), o.paths.end(), "p-d") == o.paths.end()) return OkStatus();
   const int64_t bytes = pages * layout.page_bytes();
-  const Status ucx = transfer::UcxSupport();
-  if (!ucx.ok())
-    std::cerr << "sluice bench transfer: no rows of ucx (SLUICE_UCX_LIBRARY names a library): "
-              << Message(ucx) << "\n";
+  const Status ucx = transfer::UcxSupport(o.ucx_library);
+  if (!ucx.ok()) std::cerr << "sluice bench transfer: no rows of ucx: " << Message(ucx) << "\n";
   PlainMemory from(bytes), to(bytes);
   std::memset(from.get(), 1, size_t(bytes));
   std::memset(to.get(), 2, size_t(bytes));
@@ -472,6 +471,9 @@ int RunBenchTransfer(const std::vector<std::string>& args) {
       ->check(CLI::IsMember({"auto", "io_uring", "threads"}));
   app.add_option("--threads", o.threads, "of the file backend; 0: its default")->check(CLI::Range(0, 64));
   app.add_flag("--direct-io", o.direct_io, "O_DIRECT in the file backend");
+  app.add_option("--disaggregation-ucx-library", o.ucx_library, "as of sluice serve")
+      ->type_name("FILE")
+      ->envname("SLUICE_UCX_LIBRARY");
   app.add_option("--json", o.json, "write one JSON document there, - for stdout")->type_name("FILE");
   if (const auto code = ParseWords(&app, "bench transfer", args)) return *code;
   const StatusOr<int> code = Run(o);

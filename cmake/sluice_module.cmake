@@ -32,8 +32,20 @@ function(sluice_module)
   endif()
 endfunction()
 
-# sluice_needs_ucx(transfer_test): the test finds the libucx package in an active Python environment, as a server does.
+# sluice_needs_ucx(disagg_ucx): the test finds the libucx package in an active Python environment, as a server does. Label pypi:
+# its fixture fetches from the package registry.
 function(sluice_needs_ucx)
   set_property(TEST ${ARGN} APPEND PROPERTY FIXTURES_REQUIRED ucx_venv)
   set_property(TEST ${ARGN} APPEND PROPERTY ENVIRONMENT "VIRTUAL_ENV=${PROJECT_BINARY_DIR}/tests/ucx/venv")
+  set_property(TEST ${ARGN} APPEND PROPERTY LABELS pypi)
+endfunction()
+
+# sluice_ucx_part(transfer_test): the suites OverUcx* of this unit test become a test of their own, transfer_ucx_test, so that
+# the others need no UCX.
+function(sluice_ucx_part test)
+  string(REPLACE "_test" "_ucx_test" part "${test}")
+  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT "GTEST_FILTER=-OverUcx*")
+  add_test(NAME ${part} COMMAND ${test})
+  set_tests_properties(${part} PROPERTIES LABELS unit ENVIRONMENT "GTEST_FILTER=OverUcx*")
+  sluice_needs_ucx(${part})
 endfunction()

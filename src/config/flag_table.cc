@@ -276,9 +276,9 @@ constexpr FlagSpec kFlags[] = {
      .target = &S::disaggregation_transfer_backend,
      .choices = "auto|shm|ucx|tcp|fake"},
     {.names = "--disaggregation-ucx-library", .group = kDisaggregation, .type = kText, .metavar = "FILE",
-     .help = "libucp.so.0 of UCX 1.22 or newer for the backend ucx. Not given: SLUICE_UCX_LIBRARY, else the libucx package of "
-             "the Python environment, else the loader's.",
-     .target = &S::disaggregation_ucx_library},
+     .help = "libucp.so.0 of UCX 1.22 or newer for the backend ucx. Not given: the libucx package of the Python environment, "
+             "else the loader's.",
+     .target = &S::disaggregation_ucx_library, .env = "SLUICE_UCX_LIBRARY"},
     {.names = "--disaggregation-bootstrap-port", .group = kDisaggregation, .type = kInt, .metavar = "PORT",
      .help = "Port where a prefill server meets decode servers.",
      .target = &S::disaggregation_bootstrap_port,

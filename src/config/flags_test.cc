@@ -300,6 +300,7 @@ TEST(Flags, ConfigFileProblemsNameTheLine) {
 TEST(Flags, EnvironmentIsAnAliasOfAFlag) {
   const struct {
     const char *variable, *value, *flag, *expected;
+    std::string with = "";  // without which the flag is idle
   } cases[] = {
       {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "300", "--disaggregation-bootstrap-timeout", "300"},
       {"SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "200", "--disaggregation-waiting-timeout", "200"},
@@ -311,6 +312,8 @@ TEST(Flags, EnvironmentIsAnAliasOfAFlag) {
       {"SGLANG_CP_SHARED_KV_PER_LAYER_TRANSFER", "0", "--disaggregation-per-layer-transfer", "false"},
       {"SGLANG_CP_SHARED_KV_PER_LAYER_TRANSFER_GROUP", "4", "--disaggregation-layer-group", "4"},
       {"SGLANG_NSA_DEQUANT_ONLY_TOPK", "0", "--nsa-dequant-only-topk", "false"},
+      {"SLUICE_UCX_LIBRARY", "/opt/ucx/libucp.so.0", "--disaggregation-ucx-library", "/opt/ucx/libucp.so.0",
+       "--disaggregation-transfer-backend ucx "},
       {"SGLANG_ENABLE_CP_V2", "1", "--enable-dsa-prefill-context-parallel", ""},
   };
   std::set<std::string_view> tested = {"SGLANG_NSA_DEQUANT_ONLY_TOPK_VERIFY"};  // its own test below
@@ -319,7 +322,7 @@ TEST(Flags, EnvironmentIsAnAliasOfAFlag) {
     const FlagSpec* flag = FindFlag(c.flag);
     ASSERT_NE(flag, nullptr) << c.flag;
     EXPECT_EQ(flag->env, c.variable);
-    const ServerConfig config = Config("", {{c.variable, c.value}});
+    const ServerConfig config = Config(c.with, {{c.variable, c.value}});
     EXPECT_EQ(FlagValueText(*flag, config), c.expected) << c.variable;
     // Either it is in force or it has no effect; never both.
     const bool works = flag->status == FlagStatus::kWorks;
@@ -329,7 +332,7 @@ TEST(Flags, EnvironmentIsAnAliasOfAFlag) {
                                                 flag->name(), flag->note)));
 
     const std::string own = flag->type == FlagType::kSwitch ? "true" : "7";
-    const ServerConfig both = Config(fmt::format("{}={}", c.flag, own), {{c.variable, c.value}});
+    const ServerConfig both = Config(fmt::format("{}{}={}", c.with, c.flag, own), {{c.variable, c.value}});
     EXPECT_EQ(FlagValueText(*flag, both), *c.expected == '\0' ? "" : own) << c.variable << ": the flag wins";
     EXPECT_THAT(both.notices,
                 Contains(fmt::format("{}={} is ignored: {} is given", c.variable, c.value, flag->name())));

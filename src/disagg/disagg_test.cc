@@ -93,7 +93,8 @@ class Pair : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<PrefillNode> prefill_;
   std::unique_ptr<DecodeNode> decode_;
 };
-INSTANTIATE_TEST_SUITE_P(Transports, Pair, ::testing::Values("shm", "ucx", "tcp", "auto"));
+INSTANTIATE_TEST_SUITE_P(Transports, Pair, ::testing::Values("shm", "tcp", "auto"));
+INSTANTIATE_TEST_SUITE_P(OverUcx, Pair, ::testing::Values("ucx"));
 
 TEST_P(Pair, MovesEveryPageOfEveryLayerOnceChunkByChunk) {
   Start(Options(), Options());

@@ -15,38 +15,14 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "cache/kv_cache.h"
-#include "disagg/room_timeline.h"
+#include "disagg/node_stats.h"
 #include "request/request.h"
 #include "schedule/draft_counters.h"
 
 namespace sluice {
 
-// One transfer, as it is or as it ended.
-struct PdRoom {
-  uint64_t room = 0;
-  std::string phase, result, mode, fallback, error;
-  int64_t prompt_tokens = 0, pages = 0, layers_done = 0, layers = 0, bytes_done = 0, bytes = 0;
-  int64_t latent_bytes = 0, index_bytes = 0, draft_bytes = 0, aux_bytes = 0, bytes_overlapped = 0;
-  int64_t chunks = 0, writes = 0, retries = 0, layers_at_end = 0, bytes_at_end = 0;
-  double bootstrap_s = 0, queue_s = 0, wait_layers_s = 0, wait_completions_s = 0, transfer_s = 0;
-};
-
 // A prefill or decode server's part in transfers; role "" on every other server.
-struct PdSnapshot {
-  std::string role, transport, instance_id, last_error;
-  uint64_t epoch = 0;
-  std::vector<std::string> peers;
-  int64_t bytes_sent = 0, bytes_received = 0, bytes_before_forward_end = 0;
-  int64_t latent_bytes = 0, index_bytes = 0, draft_bytes = 0, aux_bytes = 0;
-  int64_t rooms_completed = 0, rooms_failed = 0, rooms_aborted = 0;
-  int64_t rooms_per_layer = 0, rooms_by_flag = 0, rooms_by_fault = 0, rooms_empty = 0;
-  int64_t layers_sent_at_end = 0, bytes_sent_at_end = 0, writes = 0, write_retries = 0;
-  int64_t aborts_sent = 0, abort_acks = 0, fences = 0, late_frames = 0;
-  int64_t active_rooms = 0, leased_pages = 0, outstanding_writes = 0, digests_checked = 0;
-  double abort_ack_seconds = 0, wait_layers_s = 0, wait_completions_s = 0, transfer_s = 0;
-  std::vector<PdRoom> rooms, ended;  // some of the active ones; the last ones that ended
-  disagg::RoomTimelines timelines;
-};
+using PdSnapshot = disagg::NodeStats;
 
 struct EngineSnapshot {
   int64_t running = 0, queued = 0, used_tokens = 0, max_total_tokens = 0, steps = 0;

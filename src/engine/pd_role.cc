@@ -32,82 +32,6 @@ SampledToken FromAux(const AuxToken& t) {
   return s;
 }
 
-PdRoom ToRoom(const transfer::RoomRecord& r) {
-  PdRoom o;
-  o.room = r.room;
-  o.phase = r.phase;
-  o.result = r.result;
-  o.mode = r.mode;
-  o.fallback = r.fallback;
-  o.error = r.error;
-  o.prompt_tokens = r.prompt_tokens;
-  o.pages = r.pages;
-  o.layers_done = r.layers_done;
-  o.layers = r.layers;
-  o.bytes_done = r.bytes_done;
-  o.bytes = r.bytes;
-  o.latent_bytes = r.latent_bytes;
-  o.index_bytes = r.index_bytes;
-  o.draft_bytes = r.draft_bytes;
-  o.aux_bytes = r.aux_bytes;
-  o.bytes_overlapped = r.bytes_overlapped;
-  o.chunks = r.chunks;
-  o.writes = r.writes;
-  o.retries = r.retries;
-  o.layers_at_end = r.layers_at_end;
-  o.bytes_at_end = r.bytes_at_end;
-  o.bootstrap_s = r.bootstrap_s;
-  o.queue_s = r.queue_s;
-  o.wait_layers_s = r.wait_layers_s;
-  o.wait_completions_s = r.wait_completions_s;
-  o.transfer_s = r.transfer_s;
-  return o;
-}
-
-PdSnapshot ToSnapshot(const disagg::NodeStats& n) {
-  PdSnapshot s;
-  s.role = n.role;
-  s.transport = n.transport;
-  s.instance_id = n.instance_id;
-  s.epoch = n.epoch;
-  s.peers = n.peers;
-  s.last_error = n.last_error;
-  s.bytes_sent = n.bytes_sent;
-  s.bytes_received = n.bytes_received;
-  s.bytes_before_forward_end = n.bytes_before_forward_end;
-  s.rooms_completed = n.rooms_completed;
-  s.rooms_failed = n.rooms_failed;
-  s.rooms_aborted = n.rooms_aborted;
-  s.rooms_per_layer = n.rooms_per_layer;
-  s.rooms_by_flag = n.rooms_by_flag;
-  s.rooms_by_fault = n.rooms_by_fault;
-  s.rooms_empty = n.rooms_empty;
-  s.latent_bytes = n.latent_bytes;
-  s.index_bytes = n.index_bytes;
-  s.draft_bytes = n.draft_bytes;
-  s.aux_bytes = n.aux_bytes;
-  s.layers_sent_at_end = n.layers_sent_at_end;
-  s.bytes_sent_at_end = n.bytes_sent_at_end;
-  s.writes = n.writes;
-  s.write_retries = n.write_retries;
-  s.aborts_sent = n.aborts_sent;
-  s.abort_acks = n.abort_acks;
-  s.fences = n.fences;
-  s.late_frames = n.late_frames;
-  s.abort_ack_seconds = n.abort_ack_seconds;
-  s.active_rooms = n.active_rooms;
-  s.leased_pages = n.leased_pages;
-  s.outstanding_writes = n.outstanding_writes;
-  s.wait_layers_s = n.wait_layers_s;
-  s.wait_completions_s = n.wait_completions_s;
-  s.transfer_s = n.transfer_s;
-  for (const transfer::RoomRecord& r : n.rooms) s.rooms.push_back(ToRoom(r));
-  for (const transfer::RoomRecord& r : n.ended) s.ended.push_back(ToRoom(r));
-  s.digests_checked = n.digests_checked;
-  s.timelines = n.timelines;
-  return s;
-}
-
 // Sees every event of a request before the client does, to learn how it ended.
 class WatchedOutput final : public OutputChannel {
  public:
@@ -166,7 +90,7 @@ class PrefillRole final : public PdRole, private StepObserver {
   RemoteRole role() const override { return RemoteRole::kPrefill; }
   void Attach(Scheduler* scheduler) override { scheduler_ = scheduler; }
   StepObserver* observer() override { return this; }
-  PdSnapshot Snapshot() const override { return ToSnapshot(node_->Stats()); }
+  PdSnapshot Snapshot() const override { return node_->Stats(); }
   void Abandon() override {
     node_->StopThread();
     scheduler_->ForgetRooms();
@@ -258,7 +182,7 @@ class DecodeRole final : public PdRole {
   }
   RemoteRole role() const override { return RemoteRole::kDecode; }
   void Attach(Scheduler* scheduler) override { scheduler_ = scheduler; }
-  PdSnapshot Snapshot() const override { return ToSnapshot(node_->Stats()); }
+  PdSnapshot Snapshot() const override { return node_->Stats(); }
   void Abandon() override {
     node_->StopThread();
     scheduler_->ForgetRooms();

@@ -41,18 +41,18 @@ class HealthProbe final : public OutputChannel {
   const std::shared_ptr<HttpExchange> exchange_;
 };
 
-Json RoomsJson(const std::vector<PdRoom>& rooms) {
+Json RoomsJson(const std::vector<transfer::RoomRecord>& rooms) {
   Json out = Json::array();
-  for (const PdRoom& r : rooms) {
+  for (const transfer::RoomRecord& r : rooms) {
     Json o = {{"room", r.room},
               {"phase", r.phase},
               {"prompt_tokens", r.prompt_tokens},
               {"pages", r.pages},
               {"layers", {{"done", r.layers_done}, {"of", r.layers}}},
               {"bytes", {{"done", r.bytes_done}, {"of", r.bytes}}}};
-    if (!r.result.empty()) o["result"] = r.result;
+    if (*r.result != 0) o["result"] = r.result;
     if (!r.error.empty()) o["last_error"] = r.error;
-    if (!r.mode.empty()) {
+    if (*r.mode != 0) {
       o["mode"] = r.mode;
       if (!r.fallback.empty()) o["fallback"] = r.fallback;
       o["bytes_by_component"] = {{"latent", r.latent_bytes},

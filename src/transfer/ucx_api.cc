@@ -63,8 +63,7 @@ std::string FromPython() {
 }
 
 StatusOr<UcxApi> Open(const std::string& library) {
-  std::string path = library.empty() ? Environment("SLUICE_UCX_LIBRARY") : library;
-  if (path.empty()) path = FromPython();
+  std::string path = library.empty() ? FromPython() : library;
   if (path.empty()) path = kLibrary;
 
   const auto unless_set = [](const char* name, const char* value) { setenv(name, value, 0); };

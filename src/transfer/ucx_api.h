@@ -47,8 +47,8 @@ struct UcxApi {
 #undef SLUICE_UCX_MEMBER
 };
 
-// `library`: a file, or "" for SLUICE_UCX_LIBRARY, else the libucx package of the Python environment, else
-// the loader's libucp.so.0. Unavailable names what was required and found, and the remedy. The first call
+// `library`: a file, or "" for that of the libucx package of the Python environment, else the loader's
+// libucp.so.0. Unavailable names what was required and found, and the remedy. The first call
 // decides, and changes the environment (UCX reads its settings from there): make it before other threads run.
 // Any thread afterwards.
 StatusOr<const UcxApi*> LoadUcx(const std::string& library);

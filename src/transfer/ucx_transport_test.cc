@@ -388,7 +388,7 @@ TEST_F(OverUcx, AConnectionMayBeCutBeforeItIsUp) {
   EXPECT_TRUE(Holds(*target, PageId(6), 5));
 }
 
-TEST(UcxLibrary, TheFirstCallDecides) {
+TEST(OverUcxLibrary, TheFirstCallDecides) {
   ASSERT_TRUE(UcxSupport().ok()) << UcxSupport();
   EXPECT_TRUE(UcxSupport("/nowhere/libucp.so.0").ok());
 }

@@ -120,6 +120,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--eval", type=int, default=0, metavar="SESSIONS", help="also evaluate so many sessions on each shape")
+    parser.add_argument("--backend", default="", help="only shapes of this transfer backend; else ucx comes with --long or --only")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     options = parser.parse_args()
     chunk = ["--chunked-prefill-size", "256"]
@@ -148,7 +149,12 @@ def main():
         ]
     wrong = 0
     for name, shape in shapes:
-        if options.only not in name:
+        backend = shape["common"][1] if "--disaggregation-transfer-backend" in shape.get("common", []) else "auto"
+        if options.backend:
+            wanted = backend == options.backend
+        else:
+            wanted = backend != "ucx" or options.long or options.only
+        if not wanted or options.only not in name:
             continue
         common = chunk + ["--disaggregation-layer-group", "3", "--disaggregation-self-check"] + shape.pop("common", [])
         kv = ["--kv-cache-dtype", "fp8_e4m3"] if "fp8_e4m3" in common else []
