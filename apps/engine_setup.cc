@@ -321,12 +321,13 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   stack->storage = foundation->storage;
   ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> rank_group,
                    RankGroup::Make(*model->model, *model->backend, *foundation->device, group));
-  if (model->backend->memory() != nullptr) {
-    ASSIGN_OR_RETURN(const WarmUpReport warm, WarmUp(*rank_group, *foundation->device, group.limits, clock));
-    stack->notices.push_back(warm.ToString());
-  }
   auto model_runner = std::make_unique<ModelRunner>(*model->model, std::move(rank_group), *foundation->device,
                                                     foundation->host.get(), runner);
+  if (model->backend->memory() != nullptr) {
+    const WarmUpLimits limits{max_rows, running, model->context_length, int32_t(drafts)};
+    ASSIGN_OR_RETURN(const WarmUpReport warm, WarmUp(*model_runner, *foundation->device, limits, clock));
+    stack->notices.push_back(warm.ToString());
+  }
   stack->times = &model_runner->times();
   stack->ranks = &model_runner->ranks();
   parts.runner = std::move(model_runner);

@@ -34,6 +34,7 @@ ModelRunner::ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, c
                          const HostPool* host, const ModelRunnerOptions& options)
     : model_(model),
       ranks_(std::move(ranks)),
+      options_(options),
       max_logits_rows_(size_t(options.max_logits_rows)),
       copies_(host != nullptr ? std::make_unique<CopyWorker>(device, *host, options.io_backend) : nullptr),
       sampler_(int32_t(model.config().vocab_size), options.num_slots),
@@ -46,10 +47,23 @@ ModelRunner::ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, c
   logits_rows_.reserve(max_logits_rows_);
   if (options.draft_tokens > 0) {
     SLUICE_CHECK(model.has_draft(), "speculation without a draft layer");
-    drafter_ = std::make_unique<Drafter>(model.config().hidden, ranks_.get(), &sampler_, options.num_slots,
-                                         options.draft_tokens, options.rank_rows, options.max_logits_rows,
-                                         model.config().index.share_for_mtp_iteration);
+    drafter_ = MakeDrafter();
   }
+}
+
+std::unique_ptr<Drafter> ModelRunner::MakeDrafter() {
+  return std::make_unique<Drafter>(model_.config().hidden, ranks_.get(), &sampler_, options_.num_slots,
+                                   options_.draft_tokens, options_.rank_rows, options_.max_logits_rows,
+                                   model_.config().index.share_for_mtp_iteration);
+}
+
+void ModelRunner::EndWarmUp() {
+  warming_ = false;
+  if (drafter_ != nullptr) drafter_ = MakeDrafter();
+  for (std::atomic<int64_t>* t : {&times_.steps, &times_.rows, &times_.forward, &times_.logits,
+                                  &times_.sampling, &times_.draft, &times_.total})
+    t->store(0, std::memory_order_relaxed);
+  ranks_->WarmedUp();
 }
 
 ModelRunner::~ModelRunner() = default;
@@ -78,7 +92,7 @@ void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
     for (const CopyPlan& plan : batch.backups) result->copies_done.push_back(plan.id);
   }
   watchdog_.StepEnds();
-  if (observer_ != nullptr) observer_->StepDone(batch.step, result->status);
+  if (observer_ != nullptr && !warming_) observer_->StepDone(batch.step, result->status);
   times_.steps.fetch_add(1, std::memory_order_relaxed);
   times_.rows.fetch_add(batch.rows(), std::memory_order_relaxed);
 }
@@ -243,7 +257,7 @@ void ModelRunner::WaitReadable(LogicalLayer layer) {
 void ModelRunner::LayerFinal(LogicalLayer layer) {
   SLUICE_DCHECK(copies_ == nullptr || copies_->Loaded(layer),
                 "layer {} was read before its pages had arrived", layer.value);
-  if (observer_ == nullptr) return;
+  if (observer_ == nullptr || warming_) return;
   // Several ranks have waited for their queues before this; one queue goes on.
   if (!ranks_->on_device() || ranks_->ranks() > 1 || layer == model_.config().draft_layer())
     return observer_->LayerFinal(step_, layer);

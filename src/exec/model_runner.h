@@ -65,6 +65,10 @@ class ModelRunner final : public StepRunner, private LayerHooks {
 
   void Run(const ForwardBatch& batch, StepResult* result) override;
   const RunnerTimes& times() const { return times_; }
+  // Steps between these two are nobody's: the observer does not see them, and what they have taught or
+  // counted is forgotten.
+  void BeginWarmUp() { warming_ = true; }
+  void EndWarmUp();
   const RankGroup& ranks() const { return *ranks_; }
 
  private:
@@ -75,12 +79,14 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   // samples [first, end) of the batch, whose rows are logits_rows_, where logits stay on the device.
   Status SampleReduced(const ForwardBatch& batch, size_t first, size_t end, StepResult* result);
   Status Draft(const ForwardBatch& batch, const ForwardBatch& resolved, StepResult* result);
+  std::unique_ptr<Drafter> MakeDrafter();
   void WaitReadable(LogicalLayer layer) override;
   void LayerFinal(LogicalLayer layer) override;
   bool Active() const override { return observer_ != nullptr || loading_; }
 
   const Model& model_;
   const std::unique_ptr<RankGroup> ranks_;
+  const ModelRunnerOptions options_;
   const size_t max_logits_rows_;
   std::unique_ptr<CopyWorker> copies_;  // null without a host tier
   bool loading_ = false;                // this step waits for pages layer by layer
@@ -95,6 +101,7 @@ class ModelRunner final : public StepRunner, private LayerHooks {
   RunnerTimes times_;
   Watchdog watchdog_;
   StepObserver* const observer_;
+  bool warming_ = false;
   int64_t step_ = 0;
   int64_t waits_ = 0;  // for the device in this step: one a pass through the head, as a rule one in all
 };

@@ -78,5 +78,44 @@ TEST_P(DeviceShape, AnswersAreThoseOfTheCpuBackend) {
   }
 }
 
+TEST(WarmUpShapes, AreThoseThatStepsBringAndLeaveNoTrace) {
+  for (const auto& [drafts, ranks, pages] : {std::tuple(0, 1, 512), {3, 1, 512}, {3, 2, 512}, {2, 1, 9}}) {
+    auto owned =
+        std::make_unique<testing::DeviceShapedBackend>(cpu::MakeCpuBackend({DType::kBF16, "auto"}).value());
+    testing::DeviceShapedBackend& backend = *owned;
+    ModelWorld world(kLedger, DType::kBF16, /*with_draft=*/true, std::move(owned));
+    RunShape shape;
+    shape.chunk = 96;
+    shape.max_running = 5;
+    shape.kv = DType::kF8E4M3;
+    shape.drafts = drafts;
+    shape.ranks = ranks;
+    shape.pages = pages;
+    const std::vector<Request> requests = {Repeating(40, 3), Repeating(130, 4), Repeating(7, 5)};
+    const std::vector<RunAnswer> want = world.Answer(requests, shape);
+    backend.reduced_rows = 0;
+    const int64_t accepted = world.drafts.accepted;
+    shape.warm_up = true;
+    EXPECT_EQ(world.Answer(requests, shape), want) << drafts << " drafts, " << ranks << " ranks";
+    EXPECT_EQ(world.drafts.accepted, accepted) << "what the warm-up drafted is not learnt from";
+    const WarmUpReport& warm = world.warm_up;
+    SchedulerOptions scheduler;
+    scheduler.max_running = shape.max_running;
+    scheduler.chunk_tokens = shape.chunk;
+    scheduler.draft_tokens = drafts;
+    scheduler.context_length = 8192;
+    EXPECT_EQ(warm.most_rows, MaxStepRows(scheduler));
+    // 1, 2, 4 and 5 sequences at two places, every number of drafts, three times each.
+    EXPECT_EQ(warm.verify_steps, drafts * 4 * 2 * 3);
+    EXPECT_GE(warm.draft_passes, warm.verify_steps);
+    if (pages == 512) {
+      EXPECT_GT(warm.longest_context, 8192 - 64);
+    } else {
+      EXPECT_LE(warm.longest_context, pages * 64);
+    }
+    EXPECT_EQ(backend.reduced_rows > 0, ranks == 1);
+  }
+}
+
 }  // namespace
 }  // namespace sluice

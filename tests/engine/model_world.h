@@ -10,6 +10,7 @@
 #include "cp/split.h"
 #include "engine/step_loop.h"
 #include "exec/model_runner.h"
+#include "exec/warm_up.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "recorder.h"
@@ -28,6 +29,7 @@ struct RunShape {
   bool drop_drafts = false;  // those of little chance, however many sequences there are
   bool gather = false;       // ranks exchange rows through the communicator alone
   bool adaptive = false;
+  bool warm_up = false;  // as at the start on a device
   int poison_step = -1;  // before this step the first page of the first sequence of the step becomes NaN
 };
 
@@ -120,6 +122,15 @@ class ModelWorld {
     runner_options.rank_rows = group.limits.max_rows;
     ModelRunner runner(*model_, RankGroup::Make(*model_, *backend_, *device, group).value(), *device,
                        host.get(), runner_options);
+    VirtualClock clock;
+    if (shape.warm_up) {
+      const auto warm = WarmUp(
+          runner, *device,
+          {runner_options.max_rows, shape.max_running, group.limits.max_context, shape.drafts}, &clock);
+      EXPECT_TRUE(warm.ok()) << warm.status();
+      if (warm.ok()) warm_up = *warm;
+      EXPECT_EQ(runner.times().steps, 0);
+    }
     PoisoningRunner poisoning(&runner, device.get(), shape.poison_step, shape.ranks);
     InlineExecutor executor(&poisoning);
     CacheOptions cache;
@@ -129,7 +140,6 @@ class ModelWorld {
     cache.enable_radix = shape.radix;
     cache.poison_on_free = true;
     cache.poison_pool = device.get();
-    VirtualClock clock;
     StepLoop loop(options, MakeKvCache(cache, layout, host.get(), nullptr), &executor, &clock);
     std::vector<std::shared_ptr<Recorder>> outs;
     const auto finish = [&] {
@@ -172,6 +182,7 @@ class ModelWorld {
   int64_t retractions = 0, loaded_pages = 0;  // of the last Answer
   int64_t padding = 0;                        // rows without a token that its ranks had to make room for
   DraftCounters drafts;
+  WarmUpReport warm_up;
 
  private:
   ModelConfig config_;
