@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/random.h"
+#include "bench_engine.h"
 #include "bench_ttft.h"
 #include "commands.h"
 #include "config/flags.h"
@@ -38,6 +39,9 @@ const CommandSyntax kSyntax = {
          {"--extend", "N", "new tokens after --cached ones (512)"},
          {"--ttft", "LENGTHS",
           "only the time to the first token, cold and cached, of prompts of these lengths"},
+         {"--engine-batch", "SIZES",
+          "only decode through a whole engine: that many requests at once, comma separated, behind "
+          "--decode-context tokens"},
          {"--rounds", "N", "rounds of each row (5)"},
          {"--json", "FILE", "write one JSON document; - is stdout"}},
     .engine_flags = true,
@@ -280,6 +284,34 @@ StatusOr<int> RunTtft(CommandLine& line, const std::shared_ptr<LoadedModel>& loa
   return int(kExitOk);
 }
 
+StatusOr<int> RunEngine(CommandLine& line, const std::shared_ptr<LoadedModel>& loaded,
+                        const std::vector<int64_t>& contexts) {
+  ASSIGN_OR_RETURN(const std::vector<int64_t> batches, IntList(line, "--engine-batch", "1,8,32"));
+  Json doc = {{"model", loaded->name}, {"threads", loaded->threads}, {"rows", Json::array()}};
+  std::string table = fmt::format("{:<28} {:>6} {:>8} {:>11} {:>9} {:>6} {:>9}\n", "engine", "batch",
+                                  "context", "tokens/s", "ms", "steps", "host gap");
+  for (const int64_t context : contexts) {
+    ASSIGN_OR_RETURN(const std::vector<EngineDecodeRow> rows,
+                     MeasureEngineDecode(line.server, loaded, batches, context));
+    for (const EngineDecodeRow& r : rows) {
+      Json row = {{"phase", "engine decode"}, {"step_depth", r.step_depth},     {"batch", r.batch},
+                  {"context", r.context},     {"tokens_per_s", r.tokens_per_s}, {"ms", r.step_ms},
+                  {"steps", r.steps}};
+      if (r.host_gap >= 0) row["host_gap"] = r.host_gap;
+      doc["rows"].push_back(row);
+      table += fmt::format("{:<28} {:>6} {:>8} {:>11.1f} {:>9.3f} {:>6} {:>9}\n",
+                           r.step_depth == 0 ? "decode, one step at a time" : "decode, next step planned",
+                           r.batch, r.context, r.tokens_per_s, r.step_ms, r.steps,
+                           r.host_gap < 0 ? "-" : fmt::format("{:.2f}%", 100 * r.host_gap));
+    }
+  }
+  const std::string path = line.Text("--json");
+  if (path != "-") std::cout << table;
+  if (path == "-") std::cout << doc.dump(2) << "\n";
+  if (!path.empty() && path != "-") RETURN_IF_ERROR(WriteJson(path, doc));
+  return int(kExitOk);
+}
+
 StatusOr<int> Run(CommandLine& line) {
   ServerConfig& server = line.server;
   if (!line.positional.empty()) server.model_path = line.positional[0];
@@ -299,6 +331,7 @@ StatusOr<int> Run(CommandLine& line) {
   ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> loaded, LoadModel(server));
   ASSIGN_OR_RETURN(const KvLayoutOptions kv, KvOptionsFor(server, *loaded));
   if (line.Has("--ttft")) return RunTtft(line, loaded, rounds);
+  if (line.Has("--engine-batch")) return RunEngine(line, loaded, contexts);
   const DType act = loaded->backend->info().act;
 
   const int64_t chunk_limit = server.chunked_prefill_size > 0 ? server.chunked_prefill_size : INT64_MAX;

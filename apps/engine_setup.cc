@@ -136,8 +136,8 @@ void SetKvExchange(const ServerConfig& config, RankGroupOptions* group) {
 }
 
 StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& config,
-                                                       std::shared_ptr<LoadedModel> model,
-                                                       const Clock* clock) {
+                                                       std::shared_ptr<LoadedModel> model, const Clock* clock,
+                                                       bool time_device) {
   auto stack = std::make_unique<EngineStack>();
   stack->model = model;
   if (config.disaggregation_mode != "null" && config.disaggregation_transfer_backend == "ucx")
@@ -282,6 +282,7 @@ StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& confi
   runner.dequant_verify = config.nsa_dequant_verify;
   runner.draft_tokens = int32_t(drafts);
   runner.rank_rows = group.limits.max_rows;
+  runner.time_device = time_device && ranks == 1 && drafts == 0 && model->backend->memory() != nullptr;
   runner.step_seconds = config.watchdog_timeout_s > 0 ? config.watchdog_timeout_s
                         : config.device == "cuda"     ? kDeviceStepSeconds
                                                       : 0;

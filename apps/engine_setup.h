@@ -57,10 +57,10 @@ struct EngineStack {
   std::unique_ptr<Engine> engine;  // owns pools, cache and executor
 };
 
-// `clock` outlives the stack.
+// `clock` outlives the stack. time_device: RunnerTimes::device is measured.
 StatusOr<std::unique_ptr<EngineStack>> MakeEngineStack(const ServerConfig& config,
-                                                       std::shared_ptr<LoadedModel> model,
-                                                       const Clock* clock);
+                                                       std::shared_ptr<LoadedModel> model, const Clock* clock,
+                                                       bool time_device = false);
 
 // How the flags say that ranks exchange cache rows.
 void SetKvExchange(const ServerConfig& config, RankGroupOptions* group);

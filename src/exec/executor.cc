@@ -29,6 +29,7 @@ ThreadExecutor::~ThreadExecutor() {
 }
 
 void ThreadExecutor::Submit(StepBuffers* step) {
+  runner_->Prepare(step->batch);
   {
     std::lock_guard lock(mutex_);
     todo_.push_back(step);

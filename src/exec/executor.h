@@ -34,6 +34,10 @@ struct StepBuffers {
 class StepRunner {
  public:
   virtual ~StepRunner() = default;
+  // What of a step does not follow from the results of earlier ones. Called in the order of submission by the
+  // thread that submits, so beside Run of the step before; Run of the same batch, which stays where it is,
+  // comes after. A step may run without.
+  virtual void Prepare(const ForwardBatch& /*batch*/) {}
   // Fills *result (cleared, step set) but for the time of its work. Errors go into result->status; never
   // throws.
   virtual void Run(const ForwardBatch& batch, StepResult* result) = 0;
@@ -53,7 +57,10 @@ class Executor {
 class InlineExecutor final : public Executor {
  public:
   explicit InlineExecutor(StepRunner* runner) : runner_(runner) {}
-  void Submit(StepBuffers* step) override { queue_.push_back(step); }
+  void Submit(StepBuffers* step) override {
+    runner_->Prepare(step->batch);
+    queue_.push_back(step);
+  }
   StepBuffers* Poll() override;
 
  private:

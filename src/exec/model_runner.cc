@@ -40,6 +40,7 @@ ModelRunner::ModelRunner(const Model& model, std::unique_ptr<RankGroup> ranks, c
       sampler_(int32_t(model.config().vocab_size), options.num_slots),
       watchdog_(options.step_seconds, [this] { return ranks_->Where(); }),
       observer_(options.observer) {
+  if (options.time_device) ranks_->MarkForwards();
   forward_.hooks = this;
   forward_.dequant_only_topk = options.dequant_only_topk;
   forward_.dequant_verify = options.dequant_verify;
@@ -61,12 +62,16 @@ void ModelRunner::EndWarmUp() {
   warming_ = false;
   if (drafter_ != nullptr) drafter_ = MakeDrafter();
   for (std::atomic<int64_t>* t : {&times_.steps, &times_.rows, &times_.forward, &times_.logits,
-                                  &times_.sampling, &times_.draft, &times_.total})
+                                  &times_.sampling, &times_.draft, &times_.total, &times_.device})
     t->store(0, std::memory_order_relaxed);
   ranks_->WarmedUp();
 }
 
 ModelRunner::~ModelRunner() = default;
+
+void ModelRunner::Prepare(const ForwardBatch& batch) {
+  if (drafter_ == nullptr && batch.rows() > 0) ranks_->Prepare(batch);
+}
 
 void ModelRunner::Run(const ForwardBatch& batch, StepResult* result) {
   const Timed timed(&times_.total);
@@ -116,6 +121,10 @@ Status ModelRunner::Compute(const ForwardBatch& planned, StepResult* result) {
         ranks_->Forward(batch, {tokens_.data(), size_t(batch.rows())}, forward_, drafter_ != nullptr));
   }
   RETURN_IF_ERROR(SampleRows(batch, result));
+  if (options_.time_device) {
+    ++waits_;
+    times_.device.fetch_add(int64_t(ranks_->queue().MarkedSeconds() * 1e9), std::memory_order_relaxed);
+  }
   const bool decodes =
       std::all_of(batch.seqs.begin(), batch.seqs.end(), [](const BatchSeq& s) { return s.decode; });
   if (decodes && planned.loads.empty() && planned.backups.empty() && planned.page_copies.empty())

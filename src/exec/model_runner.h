@@ -49,11 +49,14 @@ struct ModelRunnerOptions {
   StepObserver* observer = nullptr;           // outlives the runner
   IoBackend io_backend = IoBackend::kDirect;  // who copies between the pools
   double step_seconds = 0;                    // a step that takes longer ends the process; 0: no limit
+  bool time_device = false;                   // RunnerTimes::device; one rank, no drafts
 };
 
 // Where the time of all steps went, in nanoseconds; readable from any thread.
 struct RunnerTimes {
   std::atomic<int64_t> steps{0}, rows{0}, forward{0}, logits{0}, sampling{0}, draft{0}, total{0};
+  // Between the first and the last work of each step on a device, where that is timed.
+  std::atomic<int64_t> device{0};
 };
 
 class ModelRunner final : public StepRunner, private LayerHooks {
@@ -63,6 +66,8 @@ class ModelRunner final : public StepRunner, private LayerHooks {
               const HostPool* host, const ModelRunnerOptions& options);
   ~ModelRunner() override;
 
+  // With drafts nothing: which rows a step has follows from what stood in the one before.
+  void Prepare(const ForwardBatch& batch) override;
   void Run(const ForwardBatch& batch, StepResult* result) override;
   const RunnerTimes& times() const { return times_; }
   // Steps between these two are nobody's: the observer does not see them, and what they have taught or

@@ -26,9 +26,9 @@ void RankGroup::CountStates(std::span<const int32_t> batch_rows) {
   if (ranks() == 1) return;
   const int64_t bytes = model_.config().hidden * int64_t(sizeof(float));
   for (const int32_t row : batch_rows) {
-    const RankRow at = split_.Where(row);
+    const RankRow at = split().Where(row);
     RankState& rank = *ranks_[size_t(at.rank.value)];
-    for (const BatchSeq& s : split_.part(at.rank).seqs) {
+    for (const BatchSeq& s : split().part(at.rank).seqs) {
       if (at.row < s.row_begin || at.row >= s.row_begin + s.num_rows) continue;
       if (HomeRank(s.slot, ranks()) == at.rank) continue;
       rank.comm->CountDirect(0, bytes);
@@ -40,7 +40,7 @@ void RankGroup::CountStates(std::span<const int32_t> batch_rows) {
 void RankGroup::FinalHidden(std::span<const int32_t> batch_rows, float* out) {
   const int64_t width = model_.config().hidden;
   CountStates(batch_rows);
-  Collect(batch_rows, split_.where(), width, out, [&](RankState& rank) {
+  Collect(batch_rows, split().where(), width, out, [&](RankState& rank) {
     return rank.HostStates(width, [&](std::span<const int32_t> rows, float* to) {
       model_.FinalHidden(*rank.queue, rows, *rank.buffers, to);
     });
@@ -71,7 +71,7 @@ Status RankGroup::FillDraft(const ForwardBatch& batch, std::span<const int32_t> 
   const int64_t width = model_.config().hidden;
   RunOnAll([&](RankState& rank) {
     rank.status = OkStatus();
-    const RankPart& part = split_.part(rank.id);
+    const RankPart& part = split().part(rank.id);
     rank.draft_seqs.clear();
     rank.tokens.clear();
     rank.logits_rows.clear();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
 #include "exec/rank_state.h"
@@ -18,7 +19,7 @@ void RankGroup::Hooks::WaitReadable(LogicalLayer layer) {
     return;
   }
   // Rows of this layer lie in other ranks' lanes: all are written before one is read.
-  if (!group_.split_.split()) return;
+  if (!group_.split().split()) return;
   rank_.queue->Synchronize();
   rank_.comm->Fence();
 }
@@ -105,6 +106,8 @@ StatusOr<std::unique_ptr<RankGroup>> RankGroup::Make(const Model& model, ops::Ba
     RETURN_IF_ERROR(rank->queue->status());
     ASSIGN_OR_RETURN(rank->buffers, ModelBuffers::Make(model.config(), backend, options.limits));
     rank->tables = std::make_unique<BatchTables>(options.limits.max_rows, max_seqs);
+    for (auto& ahead : rank->ahead)
+      ahead.tables = std::make_unique<BatchTables>(options.limits.max_rows, max_seqs);
     rank->comm = std::move(comms[size_t(r)]);
     rank->hooks = std::make_unique<Hooks>(*group, *rank);
     rank->tokens.reserve(size_t(options.limits.max_rows));
@@ -215,12 +218,38 @@ void RankGroup::RunOnAll(const std::function<void(RankState&)>& work) {
   }
 }
 
-Status RankGroup::ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens) {
-  const RankPart& part = split_.part(rank.id);
+void RankGroup::Prepare(const ForwardBatch& batch) {
+  const int32_t place = std::exchange(next_place_, (next_place_ + 1) % ModelBuffers::kStages);
+  Plan& plan = plans_[size_t(place)];
+  plan.batch = &batch;
+  plan.status = Split(batch, &plan);
+  for (auto& rank : ranks_) {
+    if (!plan.status.ok()) break;
+    const RankPart& part = plan.split.part(rank->id);
+    RankState::Ahead& ahead = rank->ahead[size_t(place)];
+    StatusOr<ModelBatch> made = ahead.tables->BuildRows(part.seqs, batch.pages, part.valid_rows());
+    plan.status = made.status();
+    if (!made.ok()) break;
+    ahead.batch = *made;
+    rank->buffers->Stage(place, &ahead.batch);
+  }
+  plan.step.store(batch.step, std::memory_order_release);
+}
+
+// prepared: the place where Prepare has put what it made, or -1.
+Status RankGroup::ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens,
+                            int32_t prepared) {
+  const RankPart& part = split().part(rank.id);
   rank.tokens.clear();
   for (const int32_t row : part.batch_row) rank.tokens.push_back(tokens[size_t(row)]);
-  ASSIGN_OR_RETURN(ModelBatch model_batch,
-                   rank.tables->Build(part.seqs, batch.pages, rank.tokens, model_.config().vocab_size));
+  ModelBatch model_batch;
+  if (prepared >= 0) {
+    model_batch = rank.ahead[size_t(prepared)].batch;
+    model_batch.tokens = rank.tokens.data();
+  } else {
+    ASSIGN_OR_RETURN(model_batch,
+                     rank.tables->Build(part.seqs, batch.pages, rank.tokens, model_.config().vocab_size));
+  }
   if (rank.pages != nullptr) {
     RankPass pass;
     pass.batch = batch.seqs;
@@ -228,13 +257,14 @@ Status RankGroup::ForwardOn(RankState& rank, const ForwardBatch& batch, std::spa
     pass.pages = batch.pages;
     pass.places = part.compute_row;
     pass.prefix = part.prefix_of_seq;
-    pass.exchange = split_.split() ? &exchange_ : nullptr;
+    pass.exchange = split().split() ? &exchange_ : nullptr;
     pass.whole = !rank.options.dequant_only_topk || rank.options.dequant_verify;
     pass.loads = options_in_->hooks;
     pass.first = LogicalLayer(0);
     pass.last = LogicalLayer(int32_t(model_.config().num_layers) - 1);
     RETURN_IF_ERROR(rank.pages->Begin(pass, &model_batch));
   }
+  if (marks_) rank.queue->Mark(false);
   const Status done = model_.Forward(*rank.queue, model_batch, pool_, *rank.buffers, rank.options);
   if (rank.pages != nullptr) rank.pages->End();
   RETURN_IF_ERROR(done);
@@ -243,31 +273,48 @@ Status RankGroup::ForwardOn(RankState& rank, const ForwardBatch& batch, std::spa
   return rank.queue->status();
 }
 
-Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> tokens, ForwardOptions& options,
-                          bool wait) {
-  wait_ = wait || ranks() > 1;
-  RETURN_IF_ERROR(split_.Plan(batch, ranks(), pool_.pages_per_lane()));
+Status RankGroup::Split(const ForwardBatch& batch, Plan* plan) const {
+  RETURN_IF_ERROR(plan->split.Plan(batch, ranks(), pool_.pages_per_lane()));
   // Checked for all ranks before one starts: a rank that failed alone would leave the others at a fence.
   for (int32_t r = 0; r < ranks(); ++r) {
-    const RankPart& part = split_.part(Rank(r));
+    const RankPart& part = plan->split.part(Rank(r));
     if (part.valid_rows() > options_.limits.max_rows ||
         int64_t(part.seqs.size()) > 2 * options_.limits.max_seqs)
       return Internal("rank {}: {} rows and {} segments exceed the planned {} and {}", r, part.valid_rows(),
                       part.seqs.size(), options_.limits.max_rows, 2 * options_.limits.max_seqs);
   }
-  const bool gather = ranks_[0]->pages != nullptr;
-  if (gather && split_.compute_rows_per_rank() > ranks_[0]->pages->max_rows())
-    return Internal("{} compute rows a rank exceed the planned {}", split_.compute_rows_per_rank(),
+  if (ranks_[0]->pages != nullptr && plan->split.compute_rows_per_rank() > ranks_[0]->pages->max_rows())
+    return Internal("{} compute rows a rank exceed the planned {}", plan->split.compute_rows_per_rank(),
                     ranks_[0]->pages->max_rows());
   for (const BatchSeq& s : batch.seqs)
     if (int64_t(s.start) + s.num_rows > options_.limits.max_context)
       return Internal("slot {}: position {} exceeds the planned context of {}", s.slot.value,
                       s.start + s.num_rows - 1, options_.limits.max_context);
+  return OkStatus();
+}
+
+Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> tokens, ForwardOptions& options,
+                          bool wait) {
+  wait_ = wait || ranks() > 1;
+  int32_t prepared = 0;
+  while (prepared < ModelBuffers::kStages &&
+         (plans_[size_t(prepared)].step.load(std::memory_order_acquire) != batch.step ||
+          plans_[size_t(prepared)].batch != &batch))
+    ++prepared;
+  plan_ = &plans_[size_t(prepared)];
+  if (prepared == ModelBuffers::kStages) {
+    prepared = -1;
+    plan_->status = Split(batch, plan_);
+  } else {
+    plan_->step.store(-1, std::memory_order_relaxed);
+    prepared_.fetch_add(1, std::memory_order_relaxed);
+  }
+  RETURN_IF_ERROR(plan_->status);
   for (size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= model_.config().vocab_size)
       return Internal("row {}: token {} is outside the vocabulary of {}", i, tokens[i],
                       model_.config().vocab_size);
-  if (gather && split_.split()) exchange_.Plan(batch, split_, ranks());
+  if (ranks_[0]->pages != nullptr && split().split()) exchange_.Plan(batch, split(), ranks());
   options_in_ = &options;
   for (auto& rank : ranks_) {
     rank->options = options;
@@ -275,13 +322,13 @@ Status RankGroup::Forward(const ForwardBatch& batch, std::span<const int32_t> to
     rank->options.timer = rank->id.value == 0 ? options.timer : nullptr;
     if (ranks() > 1) rank->options.index_gap = nullptr;
   }
-  RunOnAll([&](RankState& rank) { rank.status = ForwardOn(rank, batch, tokens); });
+  RunOnAll([&](RankState& rank) { rank.status = ForwardOn(rank, batch, tokens, prepared); });
   if (ranks() > 1) CountBytes(batch);
   options.verify_failed_row = -1;
   for (auto& rank : ranks_) {
     RETURN_IF_ERROR(rank->status);
     if (rank->options.verify_failed_row >= 0 && options.verify_failed_row < 0) {
-      options.verify_failed_row = split_.part(rank->id).batch_row[size_t(rank->options.verify_failed_row)];
+      options.verify_failed_row = split().part(rank->id).batch_row[size_t(rank->options.verify_failed_row)];
       options.verify_failed_layer = rank->options.verify_failed_layer;
     }
   }
@@ -314,15 +361,16 @@ const float* RankGroup::Logits(std::span<const int32_t> batch_rows) {
   if (ranks() == 1) {
     RankState& rank = *ranks_[0];
     rank.logits_rows.clear();
-    for (const int32_t row : batch_rows) rank.logits_rows.push_back(split_.Where(row).row);
+    for (const int32_t row : batch_rows) rank.logits_rows.push_back(split().Where(row).row);
     const float* logits = model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
+    if (marks_) rank.queue->Mark(true);
     rank.queue->Synchronize();
     return logits;
   }
   SLUICE_CHECK(int64_t(batch_rows.size()) <= options_.limits.max_logits_rows, "{} logits rows of {}",
                batch_rows.size(), options_.limits.max_logits_rows);
   return Collect(
-      batch_rows, split_.where(), model_.config().vocab_size, logits_.data(), [&](RankState& rank) {
+      batch_rows, split().where(), model_.config().vocab_size, logits_.data(), [&](RankState& rank) {
         const float* own = model_.Logits(*rank.queue, rank.logits_rows, *rank.buffers, rank.options.timer);
         rank.queue->Synchronize();
         return own;
@@ -341,6 +389,7 @@ LogitsAnswers RankGroup::Answers(Model::LogitsKind kind, std::span<const RowRequ
                requests.size(), b.limits().max_logits_rows);
   std::copy(requests.begin(), requests.end(), b.requests);
   model_.Reduce(*rank.queue, kind, rank.logits_rows, int64_t(requests.size()), whole, b, timer);
+  if (marks_) rank.queue->Mark(true);
   rank.queue->Synchronize();
   fetched_.assign(whole.begin(), whole.end());
   return {b.reduced, b.candidates};
@@ -350,7 +399,7 @@ LogitsAnswers RankGroup::Reduce(std::span<const int32_t> batch_rows, std::span<c
                                 std::span<const int32_t> whole) {
   RankState& rank = *ranks_[0];
   rank.logits_rows.clear();
-  for (const int32_t row : batch_rows) rank.logits_rows.push_back(split_.Where(row).row);
+  for (const int32_t row : batch_rows) rank.logits_rows.push_back(split().Where(row).row);
   return Answers(Model::LogitsKind::kTarget, requests, whole, rank.options.timer);
 }
 
@@ -365,7 +414,10 @@ const float* RankGroup::FetchLogits(int32_t place) {
 }
 
 Status RankGroup::Wait() {
-  for (auto& rank : ranks_) rank->queue->Synchronize();
+  for (auto& rank : ranks_) {
+    if (marks_) rank->queue->Mark(true);
+    rank->queue->Synchronize();
+  }
   return DeviceStatus();
 }
 
@@ -402,14 +454,14 @@ void RankGroup::CopyPage(PageId from, PageId to) {
 }
 
 bool RankGroup::RowFinite(int32_t batch_row) const {
-  const RankRow where = split_.Where(batch_row);
+  const RankRow where = split().Where(batch_row);
   const ModelBuffers& buffers = *ranks_[size_t(where.rank.value)]->buffers;
   if (buffers.on_device()) return buffers.host_finite[where.row] != 0;
   return AllFinite(Hidden(batch_row), model_.config().hidden);
 }
 
 const float* RankGroup::Hidden(int32_t batch_row) const {
-  const RankRow where = split_.Where(batch_row);
+  const RankRow where = split().Where(batch_row);
   return ranks_[size_t(where.rank.value)]->buffers->x + int64_t(where.row) * model_.config().hidden;
 }
 
@@ -419,7 +471,7 @@ void RankGroup::CountBytes(const ForwardBatch& batch) {
   int64_t moved = 0, in_place = 0, ahead = 0;
   for (auto& rank : ranks_) {
     if (rank->pages == nullptr) {
-      const RankBytes bytes = BytesOf(split_.part(rank->id).seqs, batch.pages, rank->id, ranks(), layers);
+      const RankBytes bytes = BytesOf(split().part(rank->id).seqs, batch.pages, rank->id, ranks(), layers);
       rank->comm->CountDirect(bytes.got, bytes.put);
     } else {
       in_place += rank->pages->pages_in_place();

@@ -11,6 +11,7 @@
 // inputs alone.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -50,6 +51,14 @@ class RankGroup final : public DraftLayer {
   ~RankGroup() override;
   // Room for staged rows and gathered pages, of all ranks; 0 with kDirect or one rank.
   static int64_t GatherBytes(const KvLayout& layout, const RankGroupOptions& options);
+
+  // Ahead of Forward of the same batch, which stays where it is: the split and every rank's tables. On a
+  // thread other than Forward's, while the batch before it runs; of two batches that are under way each has a
+  // step number of its own.
+  void Prepare(const ForwardBatch& batch);
+  int64_t prepared() const {
+    return prepared_.load(std::memory_order_relaxed);
+  }  // forwards that found it done
 
   // tokens: [batch rows], resolved. hooks of `options` are called once a layer for the whole group, in layer
   // order: WaitReadable may be called by several ranks at once, LayerFinal by the last rank whose rows are
@@ -97,12 +106,15 @@ class RankGroup final : public DraftLayer {
   Status EndStep(int64_t waits);
   void WarmedUp();
   std::string Where() const;  // what each rank's device is at; callable from any thread
+  // From here on the queue of one rank is marked (ops::Queue::Mark) where a forward begins and behind the
+  // work that is waited for.
+  void MarkForwards() { marks_ = true; }
   // A page of the pool in the place of another, in the step's order.
   void CopyPage(PageId from, PageId to);
 
   int32_t ranks() const { return int32_t(ranks_.size()); }
-  const RankSplit& split() const { return split_; }
-  ops::Queue& queue() const;  // of rank 0
+  const RankSplit& split() const { return plan_->split; }  // of the last Forward
+  ops::Queue& queue() const;                               // of rank 0
 
   // Bytes that crossed ranks until the last Forward: cache rows and pages, and rows on their way to experts
   // of other ranks and back. With kDirect, what kernels read and wrote in place is worked out from the batch.
@@ -119,9 +131,18 @@ class RankGroup final : public DraftLayer {
   struct RankState;
   class Hooks;
   class DraftHooks;
+  // What a batch comes to before its tokens are known.
+  struct Plan {
+    std::atomic<int64_t> step{-1};  // that it was prepared for; -1: nothing, or Forward has taken it
+    const ForwardBatch* batch = nullptr;
+    Status status;
+    RankSplit split;
+  };
   RankGroup(const Model& model, const DevicePool& pool, const RankGroupOptions& options);
   void RunOnAll(const std::function<void(RankState&)>& work);
-  Status ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens);
+  Status Split(const ForwardBatch& batch, Plan* plan) const;
+  Status ForwardOn(RankState& rank, const ForwardBatch& batch, std::span<const int32_t> tokens,
+                   int32_t prepared);
   Status MakePages();
   LogitsAnswers Answers(Model::LogitsKind kind, std::span<const RowRequest> requests,
                         std::span<const int32_t> whole, StepTimer* timer);
@@ -138,11 +159,16 @@ class RankGroup final : public DraftLayer {
   const DevicePool& pool_;
   const RankGroupOptions options_;
   const WaitMode wait_mode_;
-  RankSplit split_;
+  // Prepared ones in turn, behind them that of a forward that nothing was prepared for.
+  std::array<Plan, ModelBuffers::kStages + 1> plans_;
+  int32_t next_place_ = 0;       // Prepare's
+  Plan* plan_ = &plans_.back();  // of the last Forward
+  std::atomic<int64_t> prepared_{0};
   RowExchange exchange_;  // with kGather
   std::vector<std::unique_ptr<RankState>> ranks_;
   std::vector<std::atomic<int32_t>> layer_arrivals_;
   ForwardOptions* options_in_ = nullptr;
+  bool marks_ = false;
   bool wait_ = true;                         // of the Forward that runs
   std::vector<MemoryRun> runs_;              // of CopyPage
   std::vector<float> logits_;                // [max_logits_rows, vocab], only with several ranks

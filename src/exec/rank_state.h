@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <span>
 #include <thread>
@@ -46,6 +47,11 @@ struct RankGroup::RankState {
   std::unique_ptr<ops::Queue> queue;
   std::unique_ptr<ModelBuffers> buffers;
   std::unique_ptr<BatchTables> tables;
+  struct Ahead {
+    std::unique_ptr<BatchTables> tables;
+    ModelBatch batch;  // without tokens
+  };
+  std::array<Ahead, ModelBuffers::kStages> ahead;  // of prepared batches
   std::unique_ptr<Communicator> comm;
   std::unique_ptr<Hooks> hooks;
   std::unique_ptr<RankPages> pages;  // null with one rank or kDirect

@@ -18,15 +18,20 @@ BatchTables::BatchTables(int64_t max_rows, int64_t max_seqs)
 StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
                                         std::span<const int32_t> tokens, int64_t vocab_size,
                                         int32_t slot_shift) {
-  const int64_t rows = int64_t(tokens.size());
+  for (size_t r = 0; r < tokens.size(); ++r) {
+    if (tokens[r] < 0 || tokens[r] >= vocab_size)
+      return Internal("row {}: token {} is outside the vocabulary of {}", r, tokens[r], vocab_size);
+  }
+  ASSIGN_OR_RETURN(ModelBatch m, BuildRows(seqs, pages, int64_t(tokens.size()), slot_shift));
+  m.tokens = tokens.data();
+  return m;
+}
+
+StatusOr<ModelBatch> BatchTables::BuildRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
+                                            int64_t rows, int32_t slot_shift) {
   if (rows > max_rows_ || int64_t(seqs.size()) > max_seqs_) {
     return Internal("batch of {} rows and {} sequences exceeds the planned {} and {}", rows, seqs.size(),
                     max_rows_, max_seqs_);
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    if (tokens[size_t(r)] < 0 || tokens[size_t(r)] >= vocab_size) {
-      return Internal("row {}: token {} is outside the vocabulary of {}", r, tokens[size_t(r)], vocab_size);
-    }
   }
   ModelBatch m;
   int32_t next = 0;
@@ -58,7 +63,6 @@ StatusOr<ModelBatch> BatchTables::Build(std::span<const BatchSeq> seqs, std::spa
   }
   if (next != rows) return Internal("rows [{}, {}) belong to no sequence", next, rows);
   m.rows = rows;
-  m.tokens = tokens.data();
   m.positions = positions_.data();
   m.slots = {page_.data(), offset_.data()};
   m.seqs.rows = rows;

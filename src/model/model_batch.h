@@ -20,6 +20,7 @@ struct ModelBatch {
   ops::RowSlots slots;                 // where each row's KV goes; page < 0: nowhere
   ops::SeqTables seqs;
   int64_t max_context = 0;  // largest position + 1
+  int32_t staged = -1;      // where ModelBuffers::Stage has put all of it but the tokens
 };
 
 // Turns a ForwardBatch into tables. Memory is reserved once; Build allocates nothing. Used by one thread.
@@ -35,6 +36,9 @@ class BatchTables {
                              int32_t slot_shift = 0) {
     return Build(batch.seqs, batch.pages, tokens, vocab_size, slot_shift);
   }
+  // The same before the tokens are known: `tokens` of the result is null, for whoever knows them.
+  StatusOr<ModelBatch> BuildRows(std::span<const BatchSeq> seqs, std::span<const PageId> pages, int64_t rows,
+                                 int32_t slot_shift = 0);
   // The same for a rank's part of a batch: its sequences (segments) over the batch's page lists.
   StatusOr<ModelBatch> Build(std::span<const BatchSeq> seqs, std::span<const PageId> pages,
                              std::span<const int32_t> tokens, int64_t vocab_size, int32_t slot_shift = 0);

@@ -138,6 +138,7 @@ StatusOr<std::unique_ptr<ModelBuffers>> ModelBuffers::Make(const ModelConfig& c,
         memory.Allocate((b->table_words_ + std::max(limits.max_logits_rows, limits.max_rows)) * 4,
                         "batch tables"));
     b->staging_.resize(size_t(b->table_words_));
+    ASSIGN_OR_RETURN(b->stage_memory_, memory.AllocateShared(kStages * b->table_words_ * 4, "batch tables"));
     b->FillRope(c);
     ASSIGN_OR_RETURN(b->rope_memory_, memory.Allocate(int64_t(b->rope_.size()) * 4, "rope tables"));
     memory.Copy(b->rope_memory_.get(), b->rope_.data(), int64_t(b->rope_.size()) * 4);
@@ -177,20 +178,20 @@ ops::RopeTable ModelBuffers::rope() const {
   return {base, base + limits_.max_context * rope_half_, rope_half_};
 }
 
-ModelBatch ModelBuffers::Place(ops::Queue& queue, const ModelBatch& batch) {
-  if (!on_device()) return batch;
+int64_t ModelBuffers::Arrange(const ModelBatch& batch, int32_t* host, ModelBatch* placed) const {
   auto* base = reinterpret_cast<int32_t*>(table_memory_.get());
   int64_t at = 0;
   const auto put = [&](const auto* from, int64_t count) {
     using T = std::remove_cvref_t<decltype(*from)>;
     static_assert(sizeof(T) == 4);
     SLUICE_CHECK(at + count <= table_words_, "tables of {} words, planned for {}", at + count, table_words_);
-    if (count > 0) std::memcpy(&staging_[size_t(at)], from, size_t(count) * 4);
-    const T* placed = reinterpret_cast<const T*>(base + at);
+    if (count > 0 && from != nullptr) std::memcpy(host + at, from, size_t(count) * 4);
+    const T* there = reinterpret_cast<const T*>(base + at);
     at = AlignUp(at + count, 16);
-    return placed;
+    return there;
   };
-  ModelBatch m = batch;
+  ModelBatch& m = *placed;
+  m = batch;
   m.tokens = put(batch.tokens, batch.rows);
   m.positions = put(batch.positions, batch.rows);
   m.slots.page = put(batch.slots.page, batch.rows);
@@ -201,8 +202,31 @@ ModelBatch ModelBuffers::Place(ops::Queue& queue, const ModelBatch& batch) {
   m.seqs.num_rows = put(batch.seqs.num_rows, batch.seqs.seqs);
   m.seqs.page_begin = put(batch.seqs.page_begin, batch.seqs.seqs);
   m.seqs.pages = put(batch.seqs.pages, batch.seqs.num_pages);
-  queue.Upload(base, staging_.data(), at * 4);
-  return m;
+  return at;
+}
+
+ModelBatch ModelBuffers::Place(ops::Queue& queue, const ModelBatch& batch) {
+  if (!on_device()) return batch;
+  ModelBatch m;
+  void* const to = table_memory_.get();
+  if (batch.staged < 0) {
+    const int64_t words = Arrange(batch, staging_.data(), &m);
+    queue.Upload(to, staging_.data(), words * 4);
+    return m;
+  }
+  auto* staged = reinterpret_cast<int32_t*>(stage_memory_.get()) + batch.staged * table_words_;
+  const Staged& stage = stages_[size_t(batch.staged)];
+  std::memcpy(staged, batch.tokens, size_t(batch.rows) * 4);
+  queue.UploadShared(to, staged, stage.words * 4);
+  return stage.batch;
+}
+
+void ModelBuffers::Stage(int32_t place, ModelBatch* batch) {
+  if (!on_device()) return;
+  auto* staged = reinterpret_cast<int32_t*>(stage_memory_.get()) + place * table_words_;
+  Staged& s = stages_[size_t(place)];
+  batch->staged = place;
+  s.words = Arrange(*batch, staged, &s.batch);
 }
 
 const int32_t* ModelBuffers::PlaceRows(ops::Queue& queue, std::span<const int32_t> rows) {

@@ -1,6 +1,7 @@
 // All working memory of a forward pass, planned once from limits. A forward allocates nothing.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -38,6 +39,11 @@ class ModelBuffers {
   // The batch's tables where the backend's ops read them: the batch itself, or a copy made in the queue's
   // order.
   ModelBatch Place(ops::Queue& queue, const ModelBatch& batch);
+  // Ahead of Place, on another thread than the forward's: puts the tables of a batch whose tokens are not
+  // known where they are uploaded from. There are two places, and what one holds lasts until its forward is
+  // done. Not on a device: nothing is to do.
+  static constexpr int32_t kStages = 2;
+  void Stage(int32_t place, ModelBatch* batch);
   // Row indices likewise; at most a batch's rows.
   const int32_t* PlaceRows(ops::Queue& queue, std::span<const int32_t> rows);
   bool on_device() const { return memory_ != nullptr; }
@@ -84,16 +90,24 @@ class ModelBuffers {
  private:
   ModelBuffers() = default;
   void FillRope(const ModelConfig& config);
+  // Writes the tables side by side to `host`, tokens first and as long as there are any; *placed gets their
+  // addresses on the device. The number of words.
+  int64_t Arrange(const ModelBatch& batch, int32_t* host, ModelBatch* placed) const;
   ModelLimits limits_;
   std::byte* arena_ = nullptr;
   size_t arena_bytes_ = 0;
   std::shared_ptr<void> arena_owner_;
   DeviceMemory* memory_ = nullptr;
   std::shared_ptr<std::byte> rope_memory_, table_memory_, host_logits_memory_, host_finite_memory_,
-      reduced_memory_;
+      reduced_memory_, stage_memory_;
   int64_t table_words_ = 0;
   std::vector<int32_t> staging_;  // tables of one batch, side by side
-  std::vector<float> rope_;       // cos then sin, [max_context, rope / 2] each
+  struct Staged {
+    ModelBatch batch;
+    int64_t words = 0;
+  };
+  std::array<Staged, kStages> stages_;
+  std::vector<float> rope_;  // cos then sin, [max_context, rope / 2] each
   int64_t rope_half_ = 0;
 };
 

@@ -46,6 +46,10 @@ class Queue {
   // Copies in the queue's order between host memory and what ops read and write. `src` of an Upload may
   // change once the call is back; the result of a Download is there after Synchronize.
   virtual void Upload(void* dst, const void* src, int64_t bytes) { std::memcpy(dst, src, size_t(bytes)); }
+  // The same out of memory that AllocateShared gave, which must stay as it is until Synchronize.
+  virtual void UploadShared(void* dst, const void* src, int64_t bytes) {
+    std::memcpy(dst, src, size_t(bytes));
+  }
   virtual void Download(void* dst, const void* src, int64_t bytes) { std::memcpy(dst, src, size_t(bytes)); }
   // One launch for many ops: Replay enqueues what was recorded under `key`, or returns false. Record(key,
   // rows) says whether what is enqueued from here to EndRecord is recorded (and enqueued then). A key names

@@ -3,8 +3,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "base/random.h"
 #include "weights/checkpoint.h"
@@ -17,6 +20,8 @@ uint64_t SeedOf(std::string_view name, uint64_t seed) {
   for (char c : name) h = (h ^ uint8_t(c)) * 0x100000001b3ull;
   return h;
 }
+
+constexpr int64_t kOneThread = 64 << 20;  // bytes that are not worth more
 
 // Four values in (-1, 1) from one draw.
 template <typename Store>
@@ -71,10 +76,10 @@ StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Dummy(const ModelConfig& confi
   void* arena = mmap(nullptr, c->arena_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (arena == MAP_FAILED) return Exhausted("dummy weights: {} bytes cannot be allocated", total);
   c->arena_ = static_cast<std::byte*>(arena);
-  for (Plan& p : plan) {
-    StoredTensor& t = p.tensor;
+  for (Plan& p : plan) p.tensor.data = c->arena_ + p.offset;
+  const auto fill = [&](const Plan& p) {
+    const StoredTensor& t = p.tensor;
     std::byte* data = c->arena_ + p.offset;
-    t.data = data;
     const int64_t n = t.elements();
     const uint64_t s = SeedOf(t.name, seed);
     const float unit =
@@ -97,6 +102,19 @@ StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Dummy(const ModelConfig& confi
       if (t.name == "model.embed_tokens.weight") scale = 1.7f;
       Fill(s, n, [&](int64_t i, float v) { out[i] = F32ToBF16(base + scale * v); });
     }
+  };
+  // Each tensor's values follow from its name, so any thread may make any of them.
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < plan.size(); i = next++) fill(plan[i]);
+  };
+  std::vector<std::thread> others;
+  if (total > kOneThread)
+    for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) others.emplace_back(work);
+  work();
+  for (std::thread& t : others) t.join();
+  for (const Plan& p : plan) {
+    const StoredTensor& t = p.tensor;
     c->by_name_.emplace(t.name, c->tensors_.size());
     c->tensors_.push_back(t);
   }

@@ -47,7 +47,8 @@ std::vector<Request> Mixed() {
 
 class DeviceShape : public ::testing::TestWithParam<std::pair<int32_t, int32_t>> {};
 INSTANTIATE_TEST_SUITE_P(DraftsAndRanks, DeviceShape,
-                         ::testing::Values(std::pair(0, 1), std::pair(3, 1), std::pair(3, 2)));
+                         ::testing::Values(std::pair(0, 1), std::pair(0, 2), std::pair(3, 1),
+                                           std::pair(3, 2)));
 
 TEST_P(DeviceShape, AnswersAreThoseOfTheCpuBackend) {
   auto owned =
@@ -62,6 +63,7 @@ TEST_P(DeviceShape, AnswersAreThoseOfTheCpuBackend) {
   const std::vector<RunAnswer> want = plain.Answer(Mixed(), shape);
   shape.drafts = GetParam().first;
   shape.ranks = GetParam().second;
+  shape.threaded = true;
   const std::vector<RunAnswer> got = shaped.Answer(Mixed(), shape);
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -72,6 +74,9 @@ TEST_P(DeviceShape, AnswersAreThoseOfTheCpuBackend) {
     for (size_t t = 0; t < got[i].detail.size(); ++t)
       EXPECT_EQ(got[i].detail[t].logprob, want[i].detail[t].logprob) << i;
   }
+  // Steps with drafts follow from what stood before; all others were made while the one before them ran.
+  EXPECT_EQ(shaped.prepared, shape.drafts == 0 ? shaped.forwards : 0);
+  EXPECT_GT(shaped.forwards, 20);
   EXPECT_EQ(backend.reduced_rows > 0, shape.ranks == 1) << "several ranks bring whole rows together";
   if (shape.drafts > 0) {
     EXPECT_GT(shaped.drafts.accepted, 20);

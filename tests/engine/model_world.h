@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backends/cpu/cpu_backend.h"
@@ -29,8 +30,9 @@ struct RunShape {
   bool drop_drafts = false;  // those of little chance, however many sequences there are
   bool gather = false;       // ranks exchange rows through the communicator alone
   bool adaptive = false;
-  bool warm_up = false;  // as at the start on a device
-  int poison_step = -1;  // before this step the first page of the first sequence of the step becomes NaN
+  bool warm_up = false;   // as at the start on a device
+  bool threaded = false;  // steps run on a thread of their own
+  int poison_step = -1;   // before this step the first page of the first sequence of the step becomes NaN
 };
 
 struct RunAnswer {
@@ -49,6 +51,7 @@ class PoisoningRunner final : public StepRunner {
  public:
   PoisoningRunner(StepRunner* inner, const DevicePool* pool, int step, int32_t ranks)
       : inner_(inner), pool_(pool), step_(step), ranks_(ranks) {}
+  void Prepare(const ForwardBatch& batch) override { inner_->Prepare(batch); }
   void Run(const ForwardBatch& batch, StepResult* result) override {
     for (const BatchSeq& s : batch.seqs) {
       if (!s.decode && ranks_ > 1)
@@ -131,8 +134,14 @@ class ModelWorld {
       if (warm.ok()) warm_up = *warm;
       EXPECT_EQ(runner.times().steps, 0);
     }
-    PoisoningRunner poisoning(&runner, device.get(), shape.poison_step, shape.ranks);
-    InlineExecutor executor(&poisoning);
+    auto owned = std::make_unique<PoisoningRunner>(&runner, device.get(), shape.poison_step, shape.ranks);
+    PoisoningRunner& poisoning = *owned;
+    std::unique_ptr<Executor> executor;
+    if (shape.threaded) {
+      executor = std::make_unique<ThreadExecutor>(std::move(owned), nullptr);
+    } else {
+      executor = std::make_unique<InlineExecutor>(&poisoning);
+    }
     CacheOptions cache;
     cache.lanes = shape.ranks;
     cache.pages_per_lane = lane_pages;
@@ -140,12 +149,12 @@ class ModelWorld {
     cache.enable_radix = shape.radix;
     cache.poison_on_free = true;
     cache.poison_pool = device.get();
-    StepLoop loop(options, MakeKvCache(cache, layout, host.get(), nullptr), &executor, &clock);
+    StepLoop loop(options, MakeKvCache(cache, layout, host.get(), nullptr), executor.get(), &clock);
     std::vector<std::shared_ptr<Recorder>> outs;
     const auto finish = [&] {
-      for (int64_t i = 0; i < 100000 && !loop.Idle(); ++i) {
+      for (int64_t i = 0; (shape.threaded || i < 100000) && !loop.Idle(); ++i) {
         clock.Advance(1000000);
-        loop.StepOnce();
+        if (loop.StepOnce() != StepLoop::Progress::kMoved && shape.threaded) std::this_thread::yield();
       }
       EXPECT_TRUE(loop.Idle());
       EXPECT_THAT(loop.Audit(), ::testing::IsEmpty());
@@ -167,6 +176,8 @@ class ModelWorld {
     loaded_pages = loop.cache().Stats().load_pages;
     drafts = loop.scheduler().counters().drafts;
     padding = poisoning.padding;
+    prepared = runner.ranks().prepared();
+    forwards = runner.times().steps;
     std::vector<RunAnswer> answers;
     for (const auto& out : outs) {
       EXPECT_THAT(out->violations(), ::testing::IsEmpty());
@@ -181,6 +192,7 @@ class ModelWorld {
 
   int64_t retractions = 0, loaded_pages = 0;  // of the last Answer
   int64_t padding = 0;                        // rows without a token that its ranks had to make room for
+  int64_t prepared = 0, forwards = 0;         // steps that found their tables made, and all
   DraftCounters drafts;
   WarmUpReport warm_up;
 

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <random>
 
@@ -371,7 +374,18 @@ TEST(CheckedSteps, OneWaitIsAllowedAndAnythingElseIsNamed) {
   EXPECT_THAT(step([&] { queue->Synchronize(); }), HasSubstr("cudaStreamSynchronize"));
   EXPECT_THAT(step([&] { (void)backend->memory()->free_bytes(); }), HasSubstr("cudaMemGetInfo"));
   EXPECT_THAT(step([&] { (void)backend->memory()->Allocate(1 << 20, "test"); }), HasSubstr("cuda"));
-  EXPECT_THAT(step([&] { (void)backend->memory()->Holds(x.get()); }), HasSubstr("cudaPointerGetAttributes"));
+  EXPECT_THAT(step([&] {
+                cudaPointerAttributes a{};
+                (void)cudaPointerGetAttributes(&a, x.get());
+              }),
+              HasSubstr("cudaPointerGetAttributes"));
+  // Whose an address is, is known without asking.
+  EXPECT_EQ(step([&] {
+              EXPECT_TRUE(backend->memory()->Holds(x.get()));
+              EXPECT_TRUE(backend->memory()->Holds(x.get() + x.n - 1));
+              EXPECT_FALSE(backend->memory()->Holds(sent.data()));
+            }),
+            "");
   EXPECT_THAT(step([&] { backend->memory()->Copy(y.get(), x.get(), 4); }), HasSubstr("2 times"));
   EXPECT_THAT(step([&] {  // scratch beyond the plan
                 auto& q = static_cast<CudaQueue&>(*queue);
@@ -464,6 +478,23 @@ TEST(DeviceDeathTest, AFaultBecomesAStatusAndACopyAfterItEndsTheProcess) {
         backend->memory()->Copy(&word, &word, 4);
       },
       ::testing::ExitedWithCode(kEndedByEnvironment), "status: .*illegal memory access");
+}
+
+// A copy may meet the fault before the queue's own thread does.
+TEST(DeviceDeathTest, ACopyThatMeetsAFaultFirstSaysWhatTheQueueWasAt) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_EXIT(
+      {
+        const auto backend = Make();
+        const auto made = backend->MakeQueue(1, -1);
+        auto& queue = static_cast<CudaQueue&>(*made);
+        LaunchWildWrite(queue.stream());
+        queue.Launched("wild write");
+        cudaDeviceSynchronize();
+        int32_t word = 0;
+        backend->memory()->Copy(&word, &word, 4);
+      },
+      ::testing::ExitedWithCode(kEndedByEnvironment), "illegal memory access.*it was at: .*wild write");
 }
 
 TEST(PinnedMemory, AHundredPoolsOfOtherSizesAndLayoutsLeaveNoRegistration) {
@@ -561,6 +592,53 @@ TEST(PageCopies, ComeBackByEveryLegalPairInOneProcess) {
   }
   EXPECT_EQ(pairs, 2 * 2 * 5 * 2);
   EXPECT_EQ(memory.pinned_ranges(), 0);
+}
+
+// Both copy backends over whole pages of GLM-5 as a plan has them, index lists included. No time is asserted.
+TEST(PageCopies, TimesOfBothBackends) {
+  const auto backend = Make();
+  DeviceMemory& memory = *backend->memory();
+  ModelConfig glm = sluice::testing::Glm5();
+  glm.num_layers = 12;
+  glm.num_draft_layers = 0;
+  glm.index.computes.assign(12, false);
+  for (size_t i = 0; i < 12; i += 4) glm.index.computes[i] = true;
+  const KvLayout layout = sluice::testing::MakeLayout(glm, DType::kF8E4M3, DType::kF8E4M3);
+  constexpr int32_t kPages = 400;
+  const auto device = DevicePool::Make(layout, 1, kPages + 1, &memory).value();
+  for (const HostLayout order : {HostLayout::kLayerFirst, HostLayout::kPageFirst,
+                                 HostLayout::kPageFirstDirect, HostLayout::kLayerPageFirst}) {
+    const auto host = HostPool::Make(layout, order, 1, kPages, &memory).value();
+    for (const IoBackend io : {IoBackend::kDirect, IoBackend::kKernel}) {
+      auto copier = PlanCopier::Make(io, *device, *host);
+      if (!copier.ok()) continue;
+      for (const auto& [way, direction] : {std::pair("load", CopyDirection::kHostToDevice),
+                                           std::pair("backup", CopyDirection::kDeviceToHost)}) {
+        for (const bool layers : {false, true}) {
+          CopyPlan plan{1, direction, {}};
+          for (int32_t i = 0; i < kPages; ++i)  // no two neighbours
+            plan.pages.push_back({PageId(1 + i * 7 % kPages), HostPageId(i * 31 % kPages)});
+          std::vector<double> seconds;
+          for (int round = 0; round < 7; ++round) {
+            const auto begin = std::chrono::steady_clock::now();
+            (*copier)->Begin({&plan, 1});
+            if (layers) {
+              for (const LogicalLayer layer : layout.layers()) (*copier)->Layer(layer);
+            } else {
+              (*copier)->All();
+            }
+            seconds.push_back(
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+          }
+          std::sort(seconds.begin(), seconds.end());
+          std::printf("%-18s %-6s %-6s %-15s %6.1f GB/s\n", std::string(Name(order)).c_str(),
+                      io == IoBackend::kDirect ? "direct" : "kernel", way,
+                      layers ? "layer by layer" : "all at once",
+                      double(kPages) * double(layout.page_bytes()) / seconds[3] * 1e-9);
+        }
+      }
+    }
+  }
 }
 
 TEST(DirectCopier, RefusesAListThatLiesOnTheDevice) {

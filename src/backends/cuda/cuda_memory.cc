@@ -36,7 +36,17 @@ StatusOr<std::shared_ptr<std::byte>> CudaMemory::Allocate(int64_t bytes, const c
     return Exhausted("{}: {} bytes of device memory cannot be allocated ({} are free): {}", what, bytes,
                      free_bytes(), cudaGetErrorString(error));
   }
-  return std::shared_ptr<std::byte>(static_cast<std::byte*>(p), [](std::byte* q) { cudaFree(q); });
+  {
+    std::lock_guard lock(ranges_->mutex);
+    ranges_->bytes[static_cast<std::byte*>(p)] = std::max<int64_t>(bytes, 16);
+  }
+  return std::shared_ptr<std::byte>(static_cast<std::byte*>(p), [ranges = ranges_](std::byte* q) {
+    {
+      std::lock_guard lock(ranges->mutex);
+      ranges->bytes.erase(q);
+    }
+    cudaFree(q);
+  });
 }
 
 StatusOr<std::shared_ptr<std::byte>> CudaMemory::AllocateShared(int64_t bytes, const char* what) {
@@ -70,9 +80,31 @@ StatusOr<std::shared_ptr<void>> CudaMemory::Pin(std::byte* host, int64_t bytes) 
 
 void CudaMemory::Finish(cudaError_t error, const char* what, int64_t amount) {
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
-  if (error != cudaSuccess)
-    EndProcess(fmt::format("the device has failed and the process ends: {} {}: {} ({})", what, amount,
-                           cudaGetErrorString(error), cudaGetErrorName(error)));
+  if (error == cudaSuccess) return;
+  const std::string where = Where();
+  EndProcess(fmt::format("the device has failed and the process ends: {} {}: {} ({}){}{}", what, amount,
+                         cudaGetErrorString(error), cudaGetErrorName(error),
+                         where.empty() ? "" : "; it was at: ", where));
+}
+
+void CudaMemory::Register(const ops::Queue* queue) {
+  std::lock_guard lock(queues_mutex_);
+  queues_.push_back(queue);
+}
+
+void CudaMemory::Forget(const ops::Queue* queue) {
+  std::lock_guard lock(queues_mutex_);
+  std::erase(queues_, queue);
+}
+
+std::string CudaMemory::Where() const {
+  std::lock_guard lock(queues_mutex_);
+  std::string text;
+  for (const ops::Queue* queue : queues_) {
+    const std::string where = queue->Where();
+    if (!where.empty()) text += (text.empty() ? "" : "; ") + where;
+  }
+  return text;
 }
 
 void CudaMemory::Copy(void* dst, const void* src, int64_t bytes) {
@@ -114,12 +146,12 @@ void CudaMemory::Fill(void* dst, uint8_t value, int64_t bytes) {
 }
 
 bool CudaMemory::Holds(const void* address) const {
-  cudaPointerAttributes a{};
-  if (cudaPointerGetAttributes(&a, address) != cudaSuccess) {
-    cudaGetLastError();
-    return false;
-  }
-  return a.type == cudaMemoryTypeDevice;
+  const auto* at = static_cast<const std::byte*>(address);
+  std::lock_guard lock(ranges_->mutex);
+  auto next = ranges_->bytes.upper_bound(at);
+  if (next == ranges_->bytes.begin()) return false;
+  --next;
+  return at < next->first + next->second;
 }
 
 int64_t CudaMemory::free_bytes() const {

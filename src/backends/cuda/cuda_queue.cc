@@ -11,6 +11,7 @@ namespace sluice::cuda {
 
 CudaQueue::CudaQueue(CudaMemory& memory, cudaStream_t stream, const QueueOptions& options)
     : memory_(memory), stream_(stream), options_(options), ops_(size_t(kMostOps)) {
+  memory.Register(this);
   Note(cudaEventCreate(&begin_), "event");
   Note(cudaEventCreate(&end_), "event");
   const auto take = [&](StatusOr<std::shared_ptr<std::byte>> made, std::shared_ptr<std::byte>* to) {
@@ -32,6 +33,7 @@ CudaQueue::CudaQueue(CudaMemory& memory, cudaStream_t stream, const QueueOptions
 }
 
 CudaQueue::~CudaQueue() {
+  memory_.Forget(this);
   cudaStreamSynchronize(stream_);
   Forget();
   if (begin_ != nullptr) cudaEventDestroy(begin_);
@@ -132,6 +134,8 @@ std::shared_ptr<DeviceEvent> CudaQueue::RecordEvent() {
     events_.push_back(std::make_shared<CudaEvent>());
     free = events_.end() - 1;
   }
+  // The count alone does not order what the last other holder did with the event before what follows.
+  std::atomic_thread_fence(std::memory_order_acquire);
   (*free)->Record(stream_);
   return *free;
 }

@@ -39,6 +39,10 @@ class CudaQueue final : public ops::Queue {
   void Synchronize() override;
   // Through a pinned ring, so that the caller waits for nothing: it is empty again after Synchronize.
   void Upload(void* dst, const void* src, int64_t bytes) override;
+  void UploadShared(void* dst, const void* src, int64_t bytes) override {
+    SLUICE_CHECK(recording_ == nullptr, "an upload of {} bytes is not part of a recorded step", bytes);
+    Note(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyHostToDevice, stream_), "upload");
+  }
   void Download(void* dst, const void* src, int64_t bytes) override {
     Note(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDeviceToHost, stream_), "download");
   }
