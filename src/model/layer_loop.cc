@@ -82,7 +82,10 @@ Status Model::RunLayers(ops::Queue& queue, const ModelBatch& placed, const Devic
                         ModelBuffers& buffers, ForwardOptions& options) const {
   Pass pass{queue, placed, pool, buffers, options};
   Embed(pass);
-  for (const auto& layer : layers_) RETURN_IF_ERROR(RunLayer(pass, *layer));
+  for (const auto& layer : layers_) {
+    RETURN_IF_ERROR(RunLayer(pass, *layer));
+    queue.Border();
+  }
   if (buffers.on_device())
     backend_.FiniteRows(queue, buffers.x, placed.rows, config_.hidden, buffers.host_finite);
   return OkStatus();

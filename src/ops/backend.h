@@ -57,6 +57,9 @@ class Queue {
   virtual bool Replay(const ReplayKey& /*key*/) { return false; }
   virtual bool Record(const ReplayKey& /*key*/, int64_t /*rows*/) { return false; }
   virtual void EndRecord() {}
+  // A place where what is recorded may be cut in two, so that the device begins before all of it is handed
+  // over.
+  virtual void Border() {}
   // Seconds that the device took between the two last marks; 0 where a queue runs inline.
   virtual void Mark(bool /*end*/) {}
   virtual double MarkedSeconds() { return 0; }

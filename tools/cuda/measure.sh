@@ -56,6 +56,9 @@ P
   limit=500
   run bench-model-h200.txt bench model "$dir" --device cuda --load-format dummy --kv-cache-dtype fp8_e4m3 \
     --chunked-prefill-size 4096 --context-length 140000 $flags --json "$out/bench-model-glm5-6-layers-h200.json"
+  run bench-engine-h200.txt bench model "$dir" --device cuda --load-format dummy --kv-cache-dtype fp8_e4m3 \
+    --chunked-prefill-size 4096 --context-length 40000 --decode-context 32768 --engine-batch 1,32,128 \
+    --json "$out/bench-engine-glm5-6-layers-h200.json"
   limit=
   rm -r "$dir"
 }

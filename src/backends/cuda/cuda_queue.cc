@@ -43,7 +43,7 @@ CudaQueue::~CudaQueue() {
 
 void CudaQueue::Forget() {
   for (auto& [key, recording] : recordings_)
-    if (recording.graph != nullptr) cudaGraphExecDestroy(recording.graph);
+    for (cudaGraphExec_t piece : recording.pieces) cudaGraphExecDestroy(piece);
   recordings_.clear();
 }
 
@@ -80,13 +80,14 @@ void CudaQueue::CopyRuns(std::span<const MemoryRun> runs) {
 
 bool CudaQueue::Replay(const ops::ReplayKey& key) {
   const auto found = recordings_.find(key);
-  if (found == recordings_.end() || found->second.graph == nullptr) return false;
+  if (found == recordings_.end() || found->second.pieces.empty()) return false;
   const std::vector<const char*>& names = found->second.ops;
   // The marks of a recorded step count from its own first op.
   const auto n = int32_t(std::min<size_t>(names.size(), size_t(kMostOps)));
   for (int32_t i = 0; i < n; ++i) ops_[size_t(i)].store(names[size_t(i)], std::memory_order_relaxed);
   num_ops_.store(n, std::memory_order_release);
-  Note(cudaGraphLaunch(found->second.graph, stream_), "replay of a step");
+  for (cudaGraphExec_t piece : found->second.pieces)
+    Note(cudaGraphLaunch(piece, stream_), "replay of a step");
   return true;
 }
 
@@ -96,28 +97,50 @@ bool CudaQueue::Record(const ops::ReplayKey& key, int64_t rows) {
   if (recordings_.size() >= kMostRecordings && !recordings_.contains(key)) Forget();
   const auto [place, first] = recordings_.try_emplace(key);
   if (first) return false;
-  const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal);
-  Note(error, "recording a step");
-  if (error != cudaSuccess) return false;
   recording_ = &place->second;
   num_ops_.store(0, std::memory_order_release);
-  return true;
+  cut_ = 1;
+  if (!BeginPiece()) recording_ = nullptr;
+  return recording_ != nullptr;
+}
+
+bool CudaQueue::BeginPiece() {
+  borders_ = 0;
+  const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal);
+  Note(error, "recording a step");
+  return error == cudaSuccess;
+}
+
+// Ends the piece in progress and enqueues it.
+bool CudaQueue::EndPiece() {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t piece = nullptr;
+  cudaError_t error = cudaStreamEndCapture(stream_, &graph);
+  if (error == cudaSuccess) error = cudaGraphInstantiate(&piece, graph, 0);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (error == cudaSuccess) {
+    recording_->pieces.push_back(piece);
+    error = cudaGraphLaunch(piece, stream_);
+  }
+  Note(error, "recording a step");
+  return error == cudaSuccess;
+}
+
+void CudaQueue::Border() {
+  if (recording_ == nullptr || ++borders_ < cut_) return;
+  const UncountedDeviceCalls uncounted;
+  cut_ = std::min(2 * cut_, kMostBorders);
+  // After an error the queue's results are lost, and its status says so.
+  if (!EndPiece() || !BeginPiece()) recording_ = nullptr;
 }
 
 void CudaQueue::EndRecord() {
+  if (recording_ == nullptr) return;
   const UncountedDeviceCalls uncounted;
-  cudaGraph_t graph = nullptr;
-  cudaError_t error = cudaStreamEndCapture(stream_, &graph);
-  if (error == cudaSuccess) error = cudaGraphInstantiate(&recording_->graph, graph, 0);
-  if (graph != nullptr) cudaGraphDestroy(graph);
-  if (error == cudaSuccess) {
+  if (EndPiece()) {
     for (int32_t i = 0; i < num_ops_.load(std::memory_order_relaxed); ++i)
       recording_->ops.push_back(ops_[size_t(i)].load(std::memory_order_relaxed));
-    error = cudaGraphLaunch(recording_->graph, stream_);
-  } else {
-    recording_->graph = nullptr;
   }
-  Note(error, "recording a step");
   recording_ = nullptr;
 }
 

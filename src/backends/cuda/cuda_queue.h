@@ -52,6 +52,9 @@ class CudaQueue final : public ops::Queue {
   // worth it.
   bool Record(const ops::ReplayKey& key, int64_t rows) override;
   void EndRecord() override;
+  // Recorded launches are cut after 1, 2, 4, 8, 8, ... borders: to hand one over takes the host about a
+  // microsecond an op, in which a device that waits for its end would do nothing.
+  void Border() override;
   void Mark(bool end) override { Note(cudaEventRecord(end ? end_ : begin_, stream_), "mark"); }
   double MarkedSeconds() override;
   std::shared_ptr<DeviceEvent> RecordEvent() override;
@@ -81,10 +84,13 @@ class CudaQueue final : public ops::Queue {
  private:
   static constexpr size_t kMostRecordings = 256;
   static constexpr int32_t kMostOps = 1 << 14;  // of a step that Where can name
+  static constexpr int32_t kMostBorders = 8;    // of a piece
   struct Recording {
-    cudaGraphExec_t graph = nullptr;  // null: came once
+    std::vector<cudaGraphExec_t> pieces;  // none: came once
     std::vector<const char*> ops;
   };
+  bool BeginPiece();
+  bool EndPiece();
   void Note(cudaError_t error, const char* what) {
     if (error != cudaSuccess && status_.ok()) status_ = FromCuda(error, what);
   }
@@ -101,6 +107,7 @@ class CudaQueue final : public ops::Queue {
   std::array<std::pair<std::shared_ptr<std::byte>, int64_t>, kScratchSlots> scratch_;
   std::map<ops::ReplayKey, Recording> recordings_;
   Recording* recording_ = nullptr;  // the one in progress
+  int32_t borders_ = 0, cut_ = 0;   // of the piece in progress; at how many it ends
   std::shared_ptr<std::byte> ring_;
   int64_t ring_bytes_ = 0, ring_at_ = 0;
   bool warm_ = false;
