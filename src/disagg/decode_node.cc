@@ -9,8 +9,9 @@ namespace sluice::disagg {
 using namespace transfer;  // NOLINT: every name here is one of its
 
 namespace {
-constexpr uint64_t kLandingBytes = 8 << 20;  // what prefill stages at once: seldom is more needed
-}
+constexpr uint64_t kLandingBytes = 4 << 20;  // what prefill stages at once: seldom is more needed
+constexpr Nanos kReachPace = 100'000'000;
+}  // namespace
 
 StatusOr<std::unique_ptr<DecodeNode>> DecodeNode::Start(const NodeOptions& options, const KvLayout& layout,
                                                         const DevicePool& pool, std::function<void()> wake) {
@@ -134,7 +135,7 @@ void DecodeNode::Cancel(RoomId id, Status why) {
     if (it->second.opened) return rooms_.Cancel(id, why, Now());
     // Nothing is reserved yet: prefill learns that nobody will come, the answer does not matter.
     if (const auto p = peers_.find(it->second.peer); p != peers_.end() && p->second.ready)
-      net_.Send(p->first, Abort{id, 0, std::string(Message(why))});
+      net_.Send(p->first, Abort{id, 0, std::string(Message(why)), options_.rooms.epoch});
     FailUnopened(id, why);
   });
 }
@@ -152,7 +153,7 @@ void DecodeNode::OnFrame(PeerId peer, const ControlMessage& message) {
   Peer& p = it->second;
   const auto refuse = [&](const Status& why) {
     net_.Close(peer);
-    OnClosed(peer, why);
+    Closed(peer, why, false);
   };
   if (const auto* hello = std::get_if<Hello>(&message)) {
     p.hello = *hello;
@@ -168,6 +169,7 @@ void DecodeNode::OnFrame(PeerId peer, const ControlMessage& message) {
       return refuse(
           Invalid("transport {} chosen, {} offered", ack->transport, fmt::join(self_.transports, "|")));
     p.via = ack->transport;
+    p.one_sided = p.via == "shm";
     if (p.via != "ucx") {
       OnReady(peer);
       return;
@@ -207,10 +209,15 @@ void DecodeNode::OnReady(PeerId peer) {
   const auto it = peers_.find(peer);
   if (it == peers_.end()) return;
   it->second.ready = true;
-  std::vector<RoomId> waiting;
-  for (const auto& [id, room] : open_)
-    if (room.peer == peer && room.wants_open && !room.opened) waiting.push_back(id);
+  std::vector<RoomId> waiting, cut;
+  for (const auto& [id, room] : open_) {
+    if (room.peer != peer) continue;
+    if (room.wants_open && !room.opened) waiting.push_back(id);
+    if (room.opened) cut.push_back(id);
+  }
   for (const RoomId id : waiting) TryOpen(id, open_.at(id));
+  const uint64_t epoch = it->second.hello.epoch;
+  for (const RoomId id : cut) rooms_.Resume(id, peer, epoch, Now());
 }
 
 Status DecodeNode::CheckDigests(const Room& room, const Complete& complete) {
@@ -232,28 +239,60 @@ Status DecodeNode::CheckDigests(const Room& room, const Complete& complete) {
   return OkStatus();
 }
 
-void DecodeNode::OnClosed(PeerId peer, const Status& why) {
+// Nobody listening is the end of a process; a frame that made no sense will make none on another connection.
+void DecodeNode::OnClosed(PeerId peer, const Status& why) { Closed(peer, why, absl::IsUnavailable(why)); }
+
+void DecodeNode::Closed(PeerId peer, const Status& why, bool may_return) {
   const auto it = peers_.find(peer);
   if (it == peers_.end()) return;
   const std::string name = it->second.hello.instance_id.empty()
                                ? it->second.address
                                : it->second.hello.instance_id + " at " + it->second.address;
-  const Status status =
-      absl::Status(absl::IsInvalidArgument(why) ? absl::StatusCode::kUnavailable : why.code(),
-                   fmt::format("prefill instance {}: {}", name, Message(why)));
-  Forget(peer, it->second.address);
+  const Status status = absl::Status(
+      absl::IsInvalidArgument(why) || absl::IsNotFound(why) ? absl::StatusCode::kUnavailable : why.code(),
+      fmt::format("prefill instance {}: {}", name, Message(why)));
+  const std::string address = it->second.address;
+  const bool was_ready = it->second.ready;
+  Forget(peer, address);
   landings_.erase(peer);
   if (ucx_ != nullptr) ucx_->Remove(peer);  // it may be writing still
   peers_.erase(it);
   totals_.last_error = std::string(Message(status));
   const Nanos now = Now();
-  std::vector<RoomId> unopened;
-  for (const auto& [id, room] : open_)
-    if (room.peer == peer && !room.opened) unopened.push_back(id);
+  if (may_return && was_ready) rooms_.OnPeerCut(peer, status, now);
+  std::vector<RoomId> unopened, cut;
+  for (auto& [id, room] : open_) {
+    if (room.peer != peer) continue;
+    // Now after a connection that broke; at a pace while none comes about.
+    const bool again = may_return && (was_ready || rooms_.IsCut(id));
+    if (again)
+      room.reach_at = was_ready ? now : now + kReachPace;
+    else
+      (room.opened ? cut : unopened).push_back(id);
+  }
   for (const RoomId id : unopened) FailUnopened(id, status);
+  for (const RoomId id : cut) rooms_.GiveUp(id, status, now);
   // The peer closes only after its last write, and so does the system when the process dies.
   rooms_.OnPeerLost(peer, status, true, now);
   rooms_.OnFenced(peer, now);
+}
+
+void DecodeNode::ReachAgain(Nanos now) {
+  for (auto& [id, room] : open_) {
+    if (room.reach_at == 0 || now < room.reach_at) continue;
+    room.reach_at = 0;
+    room.peer = Reach(room.address);
+    const Peer& peer = peers_.at(room.peer);
+    if (!peer.ready) continue;
+    reached_.push_back(id);
+  }
+  for (const RoomId id : std::exchange(reached_, {})) {
+    Room& room = open_.at(id);
+    if (room.opened)
+      rooms_.Resume(id, room.peer, peers_.at(room.peer).hello.epoch, now);
+    else
+      TryOpen(id, room);  // may erase it
+  }
 }
 
 // Of an address: only its own connection; another one may have been made since.
@@ -385,6 +424,8 @@ void DecodeNode::Turn(Nanos now) {
       OnClosed(peer, why);
     }
   }
+  for (const PeerNet::Received& r : net_.TakeReceived()) net_.Send(r.peer, Taken{{r.token}});
+  ReachAgain(now);
   std::vector<RoomId> late;
   for (const auto& [id, room] : open_)
     if (!room.opened && room.wants_open && now - room.since >= options_.rooms.bootstrap_timeout)
@@ -416,6 +457,7 @@ NodeStats DecodeNode::MakeStats() const {
   s.aborts_sent = r.aborts_sent;
   s.abort_acks = r.abort_acks;
   s.fences = r.fences;
+  s.resumes = r.resumes;
   s.late_frames = r.late_frames;
   s.leased_pages = r.leased_pages;
   s.active_rooms = int64_t(open_.size());

@@ -53,6 +53,7 @@ class DecodeNode final : public Node {
     std::vector<PageId> pages;
     std::unordered_set<int32_t> page_set;  // of them
     Nanos since = 0, abort_since = 0, opened_at = 0;
+    Nanos reach_at = 0;  // when the next attempt to reach the address again is due; 0: none is
   };
   // Where a payload for pages of a device arrives before it is copied there: one is under way a connection.
   struct Landing {
@@ -64,6 +65,9 @@ class DecodeNode final : public Node {
   Status CopyLanded(const Landing& landing);
   PeerId Reach(const std::string& address);
   void OnReady(PeerId peer);
+  // may_return: its rooms wait for the same instance to be reached again.
+  void Closed(PeerId peer, const Status& why, bool may_return);
+  void ReachAgain(Nanos now);
   void Forget(PeerId peer, const std::string& address);
   void TryOpen(RoomId id, Room& room);
   void FailUnopened(RoomId id, const Status& why);  // erases the room
@@ -76,6 +80,7 @@ class DecodeNode final : public Node {
   std::unordered_map<RoomId, Room> open_;
   std::unordered_map<std::string, PeerId> by_address_;
   std::unordered_map<PeerId, Landing> landings_;
+  std::vector<RoomId> reached_;
   std::unique_ptr<DeviceCopier> copier_;  // null until a payload needs it
   std::vector<MemoryRun> runs_;
   NodeStats totals_;

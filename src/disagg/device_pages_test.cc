@@ -76,7 +76,7 @@ TEST(DevicePages, AGroupWaitsForItsLastLayerAndRoomsShareTheEvent) {
   }
   event->Pass();
   ASSERT_TRUE(pair.Sent(8 * (pair.LayerBytes(LogicalLayer(0)) + pair.LayerBytes(LogicalLayer(1)))));
-  EXPECT_EQ(event->waits(), 2) << "a wait a room's write, and one event";
+  EXPECT_EQ(event->waits(), 1) << "one event and one wait for all rooms";
   pair.prefill->LayerQueued(1, LogicalLayer(2), nullptr);  // its event never comes: it goes at the end
   pair.prefill->ForwardDone(1, OkStatus());
   for (const RoomId room : {1, 2}) {

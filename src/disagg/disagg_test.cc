@@ -3,11 +3,14 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #include "disagg/decode_node.h"
@@ -77,6 +80,17 @@ class Pair : public ::testing::TestWithParam<const char*> {
     }
     return std::nullopt;
   }
+  // What both sides publish once nothing is open any more.
+  void Settle() {
+    for (int i = 0; i < 5000; ++i) {
+      const NodeStats sent = prefill_->Stats(), got = decode_->Stats();
+      if (sent.rooms_completed > 0 && sent.rooms_completed == got.rooms_completed &&
+          sent.active_rooms + got.active_rooms + got.leased_pages + sent.outstanding_writes == 0)
+        return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ADD_FAILURE() << "rooms, pages or writes stay";
+  }
   void Forward(int64_t step, RoomId room, Chunk chunk, const std::vector<PageId>& source) {
     prefill_->BeginForward(step, room, chunk, source);
     for (int l = 0; l < 3; ++l) prefill_->LayerFinal(step, LogicalLayer(l));
@@ -113,13 +127,12 @@ TEST_P(Pair, MovesEveryPageOfEveryLayerOnceChunkByChunk) {
   ASSERT_TRUE(Wait(d_, Kind::kEnded, 5));
   ASSERT_TRUE(Wait(p_, Kind::kEnded, 5));
   ExpectHolds(source, 1, pages);
-  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  Settle();
   const NodeStats sent = prefill_->Stats(), got = decode_->Stats();
   EXPECT_EQ(sent.bytes_sent, 3 * Layout().page_bytes());
   EXPECT_EQ(got.bytes_received, sent.bytes_sent);
   EXPECT_EQ(got.digests_checked, 3);
   EXPECT_EQ(sent.writes, 6) << "ceil(3 layers / 2) submits a chunk and rank: one rank's pages, then two's";
-  EXPECT_EQ(sent.active_rooms + got.active_rooms + got.leased_pages, 0);
 }
 
 TEST_P(Pair, APromptThatDecodeHoldsMovesNothing) {
@@ -154,6 +167,183 @@ TEST_P(Pair, AnAbortInTheMiddleEndsBothSidesAndThePagesHaveNoWriter) {
   for (const PageId page : pages)
     for (const KvPiece& piece : Layout().pieces())
       ASSERT_EQ(d_.pool->Piece(piece, page)[0], std::byte(0xff)) << "written after the end of the room";
+}
+
+// Between decode and prefill: carries bytes both ways until it is told to drop what it carries.
+class Middle {
+ public:
+  explicit Middle(int port) : port_(port) {
+    listener_ = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = At(0);
+    socklen_t length = sizeof address;
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(listen(listener_, 16), 0);
+    getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length);
+    own_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~Middle() {
+    stop_ = true;
+    thread_.join();
+    close(listener_);
+  }
+  int port() const { return own_; }
+  void LeadTo(int port) { port_ = port; }
+  // Resets every connection; those that come later are carried again.
+  void Cut() {
+    cut_ = true;
+    while (cut_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  int connections() const { return connections_; }
+
+ private:
+  static sockaddr_in At(int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(uint16_t(port));
+    return address;
+  }
+  void Run() {
+    std::vector<std::pair<int, int>> ways;  // from, to
+    std::vector<char> bytes(64 << 10);
+    const auto drop = [&](size_t way) {
+      const linger reset{1, 0};
+      for (const int fd : {ways[way].first, ways[way].second}) {
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+        close(fd);
+      }
+      const size_t pair = way & ~size_t(1);
+      ways.erase(ways.begin() + long(pair), ways.begin() + long(pair) + 2);
+    };
+    while (!stop_) {
+      if (cut_) {
+        while (!ways.empty()) drop(0);
+        cut_ = false;
+      }
+      std::vector<pollfd> ready = {{listener_, POLLIN, 0}};
+      for (const auto& way : ways) ready.push_back({way.first, POLLIN, 0});
+      if (poll(ready.data(), ready.size(), 5) <= 0) continue;
+      for (size_t i = ready.size(); i-- > 1;) {
+        if (ready[i].revents == 0) continue;
+        const ssize_t got = read(ways[i - 1].first, bytes.data(), bytes.size());
+        for (ssize_t at = 0; at < got;) {
+          const ssize_t sent = send(ways[i - 1].second, bytes.data() + at, size_t(got - at), MSG_NOSIGNAL);
+          if (sent <= 0) break;
+          at += sent;
+        }
+        if (got > 0) continue;
+        drop(i - 1);
+        break;  // the others are at other places now
+      }
+      if ((ready[0].revents & POLLIN) == 0) continue;
+      const int in = accept(listener_, nullptr, nullptr), out = socket(AF_INET, SOCK_STREAM, 0);
+      const sockaddr_in to = At(port_);
+      if (connect(out, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
+        close(in);
+        close(out);
+        continue;
+      }
+      ways.emplace_back(in, out);
+      ways.emplace_back(out, in);
+      ++connections_;
+    }
+    while (!ways.empty()) drop(0);
+  }
+  int listener_ = -1, own_ = 0;
+  std::atomic<int> port_;
+  std::atomic<bool> stop_{false}, cut_{false};
+  std::atomic<int> connections_{0};
+  std::thread thread_;
+};
+
+class Cut : public Pair {
+ protected:
+  // A room of twenty pages whose transfer takes a second; returns when a part of it has arrived.
+  void StartARoom(RoomId room, NodeOptions options) {
+    NodeOptions slow = options;
+    slow.bytes_per_second_max = 400e3;
+    Start(slow, options);
+    middle_ = std::make_unique<Middle>(prefill_->port());
+    for (int32_t i = 0; i < 20; ++i) {
+      source_.push_back(PageId(2 + i));
+      pages_.push_back(PageId(3 + i));
+    }
+    prefill_->Add(room, 20 * 64, Digest256{1});
+    decode_->Announce(room, "127.0.0.1", middle_->port());
+    decode_->Open(room, 20 * 64, Digest256{1}, 0, pages_);
+    ASSERT_TRUE(Wait(p_, Kind::kReady, room));
+    prefill_->BeginForward(1, room, {0, 10 * 64, true, false}, source_);
+    for (int l = 0; l < 3; ++l) prefill_->LayerFinal(1, LogicalLayer(l));
+    prefill_->ForwardDone(1, OkStatus());
+    for (int i = 0; i < 5000 && prefill_->Stats().bytes_sent == 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_GT(prefill_->Stats().bytes_sent, 0);
+    ASSERT_LT(prefill_->Stats().bytes_sent, 20 * Layout().page_bytes());
+  }
+  void SecondChunk(RoomId room) {
+    prefill_->BeginForward(2, room, {10 * 64, 20 * 64, false, true}, source_);
+    for (int l = 0; l < 3; ++l) prefill_->LayerFinal(2, LogicalLayer(l));
+    prefill_->ForwardDone(2, OkStatus());
+    prefill_->SetAux(room, {});
+  }
+  std::unique_ptr<Middle> middle_;
+  std::vector<PageId> source_, pages_;
+};
+INSTANTIATE_TEST_SUITE_P(Transports, Cut, ::testing::Values("shm", "tcp"));
+INSTANTIATE_TEST_SUITE_P(OverUcx, Cut, ::testing::Values("ucx"));
+
+TEST_P(Cut, ARoomOutlivesItsConnectionAndGetsWhatHadNotArrived) {
+  NodeOptions options = Options();
+  options.rooms.layer_group = 1;
+  StartARoom(5, options);
+  middle_->Cut();
+  SecondChunk(5);  // the forward goes on meanwhile
+  const auto ready = Wait(d_, Kind::kReady, 5);
+  ASSERT_TRUE(ready) << decode_->Stats().last_error << "; " << prefill_->Stats().last_error;
+  ASSERT_TRUE(Wait(d_, Kind::kEnded, 5));
+  ASSERT_TRUE(Wait(p_, Kind::kEnded, 5));
+  ExpectHolds(source_, 0, pages_);
+  EXPECT_EQ(middle_->connections(), 2);
+  for (const Side* side : {&p_, &d_})
+    for (const RoomEvent& e : side->events) EXPECT_NE(e.kind, Kind::kFailed) << e.status;
+  Settle();
+  const NodeStats sent = prefill_->Stats(), got = decode_->Stats();
+  EXPECT_EQ(sent.resumes, 1);
+  EXPECT_EQ(got.resumes, 1);
+  EXPECT_EQ(sent.bytes_sent, 20 * Layout().page_bytes()) << "no layer counts twice";
+  EXPECT_EQ(got.bytes_received, sent.bytes_sent);
+  EXPECT_EQ(got.digests_checked, 20);
+}
+
+TEST_P(Cut, AgainAndAgainARoomGetsThere) {
+  NodeOptions options = Options();
+  options.rooms.layer_group = 1;
+  StartARoom(5, options);
+  for (int cut = 1; cut <= 3; ++cut) {
+    middle_->Cut();
+    for (int i = 0; i < 5000 && prefill_->Stats().resumes < cut; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_EQ(prefill_->Stats().resumes, cut) << decode_->Stats().last_error;
+  }
+  SecondChunk(5);
+  ASSERT_TRUE(Wait(d_, Kind::kReady, 5)) << decode_->Stats().last_error;
+  ExpectHolds(source_, 0, pages_);
+  EXPECT_EQ(prefill_->Stats().rooms_failed + decode_->Stats().rooms_failed, 0);
+}
+
+TEST_P(Cut, AnotherInstanceBehindTheAddressEndsTheRoom) {
+  StartARoom(5, Options());
+  Side other;
+  other.pool = *DevicePool::MakeShared(Layout(), 2, 32);
+  auto another = *PrefillNode::Start(Options(), Layout(), *other.pool, [] {});
+  middle_->LeadTo(another->port());
+  middle_->Cut();
+  const auto failed = Wait(d_, Kind::kFailed, 5);
+  ASSERT_TRUE(failed);
+  EXPECT_NE(Message(failed->status).find("restarted"), std::string_view::npos) << failed->status;
+  ASSERT_TRUE(Wait(d_, Kind::kEnded, 5));
+  ASSERT_TRUE(Wait(p_, Kind::kEnded, 5)) << "nobody came back";
 }
 
 TEST_P(Pair, HeartbeatsBeforeTheWayOfThePagesIsOpenAreNoFault) {
@@ -277,7 +467,7 @@ TEST(Nodes, TenThousandRequestsOfManyLayersLeaveNothingBehind) {
   const KvLayout layout = testing::MakeLayout(deep);
   NodeOptions o;
   o.backend = "fake";
-  o.rooms.tombstone = 1;  // they end with time, which is not what is looked for here
+  o.rooms.resume_timeout = o.rooms.tombstone = 1;  // they end with time, which is not what is looked for here
   auto pool = *DevicePool::Make(layout, 1, 8);
   auto prefill = *PrefillNode::Start(o, layout, *pool, [] {});
   std::vector<RoomEvent> events;
@@ -324,7 +514,7 @@ TEST(Nodes, TenThousandRequestsOfManyLayersLeaveNothingBehind) {
 // The way the product goes: both nodes, real pages, until every room is read on the other side.
 TEST_P(Pair, RoomsOneAfterAnotherLeaveNothingBehind) {
   NodeOptions o = Options();
-  o.rooms.tombstone = 1;
+  o.rooms.resume_timeout = o.rooms.tombstone = 1;
   Start(o, o);
   const std::vector<PageId> source = {PageId(9), PageId(4)}, pages = {PageId(50), PageId(7)};
   int64_t held = 0;

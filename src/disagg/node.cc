@@ -160,8 +160,8 @@ void Node::Publish(Nanos now) {
   stats.timelines = timelines_;
   for (const auto& [id, peer] : peers_)
     if (peer.ready)
-      stats.peers.push_back(
-          fmt::format("{} ({}{})", peer.hello.instance_id, peer.via, peer.silent ? ", silent" : ""));
+      stats.peers.push_back(fmt::format("{} ({}{}{})", peer.hello.instance_id, peer.via,
+                                        peer.one_sided ? ", one-sided" : "", peer.silent ? ", silent" : ""));
   if (now >= next_records_ || (stats.active_rooms == 0 && active_shown_)) {
     next_records_ = now + kRecordsPace;
     std::vector<transfer::RoomRecord> rooms = Records(kRoomsShown), ended = TakeEndedRecords();

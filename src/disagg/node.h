@@ -114,6 +114,7 @@ class Node : protected transfer::PeerEvents {
     transfer::Hello hello;
     std::string address;
     std::string via;  // transport
+    bool one_sided = false;
     bool ready = false, silent = false;
     Nanos since = 0;
   };

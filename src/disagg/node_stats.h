@@ -18,7 +18,7 @@ struct NodeStats {
   int64_t bytes_before_forward_end = 0, latent_bytes = 0, index_bytes = 0, draft_bytes = 0, aux_bytes = 0;
   int64_t rooms_completed = 0, rooms_failed = 0, rooms_aborted = 0;
   int64_t rooms_per_layer = 0, rooms_by_flag = 0, rooms_by_fault = 0, rooms_empty = 0;
-  int64_t layers_sent_at_end = 0, bytes_sent_at_end = 0, writes = 0, write_retries = 0;
+  int64_t layers_sent_at_end = 0, bytes_sent_at_end = 0, writes = 0, write_retries = 0, resumes = 0;
   int64_t aborts_sent = 0, abort_acks = 0, fences = 0, late_frames = 0;
   double abort_ack_seconds = 0;  // all of them together
   int64_t active_rooms = 0, leased_pages = 0, outstanding_writes = 0;

@@ -12,6 +12,7 @@ using namespace transfer;  // NOLINT: every name here is one of its
 namespace {
 const PeerId kFakePeer(0);
 constexpr Nanos kWarningPace = 10'000'000'000;
+constexpr size_t kDigestsKept = 256;
 }  // namespace
 
 StatusOr<std::unique_ptr<PrefillNode>> PrefillNode::Start(const NodeOptions& options, const KvLayout& layout,
@@ -207,6 +208,7 @@ void PrefillNode::Greet(PeerId peer, const Hello& theirs) {
   p.hello = theirs;
   p.ready = true;
   p.via = via;
+  p.one_sided = Over(via)->capabilities().one_sided;
   spdlog::info("decode instance {} joined over {}", theirs.instance_id, via);
   net_.Send(peer, self_);
   net_.Send(peer, HelloAck{options_.rooms.epoch, "", via});
@@ -229,10 +231,30 @@ void PrefillNode::OnFrame(PeerId peer, const ControlMessage& message) {
     Transport* const transport = Over(it->second.via);
     const Status s =
         path != nullptr ? transport->Connect(peer, path->address) : transport->OnTaken(peer, taken->messages);
-    if (!s.ok()) Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(s)));
+    if (!s.ok())
+      Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(s)), false);
     return;
   }
-  if (const auto* reserve = std::get_if<Reserve>(&message)) {
+  const auto* reserve = std::get_if<Reserve>(&message);
+  const auto* abort = std::get_if<Abort>(&message);
+  if (reserve != nullptr || abort != nullptr) {
+    const uint64_t epoch = reserve != nullptr ? reserve->sender_epoch : abort->sender_epoch;
+    if (epoch != it->second.hello.epoch) {
+      Lost(peer,
+           Unavailable("decode instance {}: a {} in the name of epoch {}, its own is {}",
+                       it->second.hello.instance_id, TypeName(message), epoch, it->second.hello.epoch),
+           false);
+      return;
+    }
+    // It has noticed that a connection broke before we have.
+    const auto before = peers_.find(rooms_.PeerOf(reserve != nullptr ? reserve->room : abort->room));
+    if (before != peers_.end() && before->first != peer && before->second.hello.epoch == epoch)
+      Lost(before->first,
+           Unavailable("decode instance {}: it came back on another connection",
+                       before->second.hello.instance_id),
+           true);
+  }
+  if (reserve != nullptr) {
     const int64_t pages = int64_t(it->second.hello.pages_per_lane) * it->second.hello.lanes;
     for (const int32_t page : reserve->pages) {
       if (page >= 0 && page < pages) continue;
@@ -248,8 +270,11 @@ StatusOr<std::vector<iovec>> PrefillNode::Place(PeerId, const BulkHeader&) {
   return Invalid("pages move from prefill to decode only");
 }
 
-void PrefillNode::Lost(PeerId peer, const Status& why) {
-  rooms_.OnPeerLost(peer, why, Now());
+void PrefillNode::Lost(PeerId peer, const Status& why, bool may_return) {
+  if (may_return)
+    rooms_.OnPeerCut(peer, why, Now());
+  else
+    rooms_.OnPeerLost(peer, why, Now());
   const auto it = peers_.find(peer);
   if (it == peers_.end()) return;
   if (Transport* const transport = Over(it->second.via)) transport->RemovePeer(peer);
@@ -260,11 +285,12 @@ void PrefillNode::Lost(PeerId peer, const Status& why) {
 void PrefillNode::OnClosed(PeerId peer, const Status& why) {
   const auto it = peers_.find(peer);
   if (it == peers_.end()) return;
-  Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(why)));
+  Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(why)),
+       it->second.ready && absl::IsUnavailable(why));
 }
 
 // Its pages may never be read: cutting the connection after the last write of ours is what ends its leases.
-void PrefillNode::OnSilent(PeerId peer, const Status& why) { Lost(peer, why); }
+void PrefillNode::OnSilent(PeerId peer, const Status& why) { Lost(peer, why, false); }
 
 void PrefillNode::Beat(Nanos) {
   for (const auto& [id, peer] : peers_)
@@ -312,8 +338,11 @@ void PrefillNode::Perform(Nanos now) {
       more = true;
       if (auto* send = std::get_if<SendFrame>(&action)) {
         if (auto* complete = std::get_if<Complete>(&send->message);
-            complete != nullptr && options_.self_check)
-          complete->page_digests = Digests(complete->room);
+            complete != nullptr && options_.self_check) {
+          if (timing_.contains(complete->room)) digests_[complete->room] = Digests(complete->room);
+          complete->page_digests = digests_[complete->room];  // also of one that is said again
+          if (digests_.size() > kDigestsKept) digests_.erase(digests_.begin());
+        }
         if (send->peer != kFakePeer) net_.Send(send->peer, send->message);
       } else if (auto* write = std::get_if<PostWrite>(&action)) {
         const auto peer = peers_.find(write->peer);
@@ -345,8 +374,10 @@ void PrefillNode::Perform(Nanos now) {
         }
         Emit({RoomEvent::Kind::kEnded, ended->room, ended->status, {}});
       } else if (auto* fence = std::get_if<FencePeer>(&action)) {
-        Lost(fence->peer, DeadlineExceeded("no write to it has ended for {} s",
-                                           2 * options_.rooms.sending_timeout / 1'000'000'000));
+        Lost(fence->peer,
+             DeadlineExceeded("no write to it has ended for {} s",
+                              2 * options_.rooms.sending_timeout / 1'000'000'000),
+             true);
       } else if (auto* chunk = std::get_if<ChunkRegistered>(&action)) {
         for (size_t lane = 0; lane < chunk->moves.size(); ++lane) {
           NodeOptions::Record record{chunk->room, &chunk->chunk, chunk->pages, int32_t(lane), {}, {}};
@@ -366,7 +397,7 @@ void PrefillNode::Perform(Nanos now) {
         if (it->second.move < kMovesMax) t->second.timeline->moves[it->second.move].done = now;
       }
       writes_.erase(it);
-      rooms_.OnWriteDone(d.id, d.status, now);
+      rooms_.OnWriteDone(d.id, d.status, now, d.layers);
     }
   }
 }
@@ -398,7 +429,7 @@ void PrefillNode::Turn(Nanos now) {
       for (const auto& [peer, why] : t->TakeBroken()) {
         const auto it = peers_.find(peer);
         if (it == peers_.end()) continue;
-        Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(why)));
+        Lost(peer, Unavailable("decode instance {}: {}", it->second.hello.instance_id, Message(why)), true);
       }
     }
     if (done_.empty()) break;
@@ -437,6 +468,7 @@ NodeStats PrefillNode::MakeStats() const {
   s.layers_sent_at_end = r.layers_sent_at_end;
   s.writes = r.writes_posted;
   s.write_retries = r.write_retries;
+  s.resumes = r.resumes;
   s.fences = r.fences;
   s.late_frames = r.late_frames;
   s.active_rooms = int64_t(rooms_.active());

@@ -51,7 +51,8 @@ class PrefillNode final : public Node {
   size_t Note(const transfer::PostWrite& write, const std::string& via, Nanos now,
               RoomTimeline* timeline) const;
   transfer::Transport* Over(const std::string& via) const;
-  void Lost(PeerId peer, const Status& why);
+  // For good, or, with may_return, until decode comes back on another connection.
+  void Lost(PeerId peer, const Status& why, bool may_return);
   std::vector<Digest256> Digests(RoomId room) const;
   std::vector<transfer::RoomRecord> Records(size_t most) const override { return rooms_.Records(most); }
   std::vector<transfer::RoomRecord> TakeEndedRecords() override;
@@ -63,6 +64,7 @@ class PrefillNode final : public Node {
     std::shared_ptr<RoomTimeline> timeline = std::make_shared<RoomTimeline>();
   };
   std::unordered_map<RoomId, Timing> timing_;
+  std::map<RoomId, std::vector<Digest256>> digests_;  // of rooms that ended last, for the self-check
   struct Write {
     RoomId room = 0;
     size_t move = 0;  // of the room's timeline; kMovesMax: left out

@@ -63,6 +63,7 @@ Json RoomsJson(const std::vector<transfer::RoomRecord>& rooms) {
       o["chunks"] = r.chunks;
       o["writes"] = r.writes;
       o["write_retries"] = r.retries;
+      o["resumes"] = r.resumes;
       o["sent_at_end"] = {{"layers", r.layers_at_end}, {"bytes", r.bytes_at_end}};
       o["seconds"] = {{"bootstrap", r.bootstrap_s},
                       {"queue", r.queue_s},
@@ -216,6 +217,7 @@ void AppServer::ServerInfo(HttpRequest&, const std::shared_ptr<HttpExchange>& ex
         {"bytes_before_forward_end", pd.bytes_before_forward_end},
         {"writes", pd.writes},
         {"write_retries", pd.write_retries},
+        {"resumes", pd.resumes},
         {"layers_sent_at_end", pd.layers_sent_at_end},
         {"bytes_sent_at_end", pd.bytes_sent_at_end},
         {"wait_layers_seconds", pd.wait_layers_s},

@@ -317,6 +317,7 @@ std::string ServeMetrics::Render(const EngineSnapshot& e, const FrontEnd& front_
     counter("pd_writes_total", "Groups of layers submitted.", double(pd.writes));
     counter("pd_write_retries_total", "Submits repeated after an error of the transport.",
             double(pd.write_retries));
+    counter("pd_resumes_total", "Transfers that went on over another connection.", double(pd.resumes));
     counter("pd_layers_at_end_total", "Layers sent after the forward for want of a hook.",
             double(pd.layers_sent_at_end));
     counter("pd_bytes_at_end_total", "Bytes sent after the forward for want of a hook.",

@@ -1,9 +1,9 @@
 // Prefill and decode rooms of four instances: a network that loses, doubles, delays and reorders frames,
-// one-sided writes that land when they like, fail or hang, instances that crash, restart or stop, clients
-// that leave, tiny pools, chunks that cannot be registered. Every byte that lands is checked against the
-// lease of its page, every row that decode takes against what prefill computed. With ranks (pd+cp), each
-// instance has its own number of them, a page lies in its owner's memory, and each rank of prefill writes its
-// own pages.
+// one-sided writes that land when they like, fail or hang, connections that break under living instances and
+// are made again, instances that crash, restart or stop, clients that leave, tiny pools, chunks that cannot
+// be registered. Every byte that lands is checked against the lease of its page, every row that decode takes
+// against what prefill computed. With ranks (pd+cp), each instance has its own number of them, a page lies in
+// its owner's memory, and each rank of prefill writes its own pages.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -45,7 +45,7 @@ uint64_t RowValue(RoomId room, int32_t ordinal, int32_t layer) {
 
 struct Faults {
   double drop = 0, duplicate = 0, delay = 0;
-  double crash = 0, stop = 0, abort = 0, write_error = 0, hang = 0, registration = 0;
+  double crash = 0, stop = 0, cut = 0, abort = 0, write_error = 0, hang = 0, registration = 0;
 };
 
 class PdWorld {
@@ -59,17 +59,22 @@ class PdWorld {
                .delay = some(0.25),
                .crash = some(0.012),
                .stop = some(0.02),
+               .cut = some(0.03),
                .abort = some(0.7),
                .write_error = some(0.06),
                .hang = some(0.02),
                .registration = some(0.1)};
-    quiet_ = faults_.drop == 0 && faults_.delay == 0 && faults_.crash == 0 && faults_.stop == 0 &&
-             faults_.write_error == 0 && faults_.hang == 0;
+    if (random_.Chance(0.1)) faults_ = {.duplicate = faults_.duplicate, .cut = random_.Unit() * 0.02};
+    const bool calm = faults_.drop == 0 && faults_.delay == 0 && faults_.crash == 0 && faults_.stop == 0 &&
+                      faults_.write_error == 0 && faults_.hang == 0;
+    quiet_ = calm && faults_.cut == 0;
+    only_cuts_ = calm && faults_.abort == 0 && faults_.registration == 0;
     pool_pages_ = int32_t(12 + random_.Below(60));
     options_.bootstrap_timeout = 3000 * kMs;
     options_.waiting_timeout = options_.sending_timeout = 3000 * kMs;
     options_.abort_repeat = 200 * kMs;
     options_.abort_fence = 1500 * kMs;
+    options_.resume_timeout = 1500 * kMs;
     options_.tombstone = 20000 * kMs;
     options_.layer_group = int32_t(1 + random_.Below(4));
     options_.per_layer = !random_.Chance(0.2);
@@ -80,7 +85,9 @@ class PdWorld {
     for (DecodeSide& d : decode_) {
       d.lanes = ranks ? int32_t(1 + random_.Below(8)) : 1;
       const int32_t pages = int32_t(CeilDiv(pool_pages_, d.lanes)) * d.lanes;
-      d.rooms = std::make_unique<DecodeRooms>(layout_, options_);
+      RoomOptions o = options_;
+      o.epoch = uint64_t(1000 + &d - decode_.data());
+      d.rooms = std::make_unique<DecodeRooms>(layout_, o);
       d.lease.assign(size_t(pages), 0);
       d.memory.assign(size_t(pages), std::vector<uint64_t>(kLayers, 0));
     }
@@ -111,6 +118,8 @@ class PdWorld {
     for (const auto& [id, room] : rooms_) {
       Expect(room.decode_ended == 1, "a room ended not exactly once on decode");
       Expect(room.ready + room.failed == 1, "a client got not exactly one outcome");
+      if (only_cuts_ && cuts_ == 1)
+        Expect(room.ready == 1, "a room did not outlive its connection although both sides did: " + room.why);
     }
     return Report();
   }
@@ -131,7 +140,11 @@ class PdWorld {
     std::map<int32_t, std::pair<RoomId, int32_t>> content;  // page -> whose row it holds
     std::vector<std::vector<PageId>> free;                  // by lane
     std::vector<int32_t> made;                              // pages there are, by lane
-    std::map<WriteId, PeerId> under_way;
+    struct UnderWay {
+      PeerId peer;
+      std::vector<Nanos> landed;  // when each of its layers has, if nothing stops it
+    };
+    std::map<WriteId, UnderWay> under_way;
     std::set<RoomId> running;
     std::vector<std::tuple<RoomId, int64_t, bool>> pending;  // room, start, first: for the next forward
     bool planned = false;
@@ -155,6 +168,7 @@ class PdWorld {
     int32_t first_page = 0;
     std::vector<PageId> pages;
     int ready = 0, failed = 0, decode_ended = 0;
+    std::string why;  // it failed
   };
 
   // Both sides name the same connection: side index in the low bits, the connection's number above.
@@ -164,6 +178,7 @@ class PdWorld {
     journal_.Cover("rooms_ready", ready_);
     journal_.Cover("rooms_failed", failed_);
     journal_.Cover("crashes", crashes_);
+    journal_.Cover("connections_cut", cuts_);
     journal_.Cover("rooms_reused", reused_);
     for (const DecodeSide& d : decode_) {
       journal_.Cover("aborts_sent", d.rooms->stats().aborts_sent);
@@ -176,6 +191,7 @@ class PdWorld {
       journal_.Cover("layers_sent_at_end", p.rooms->stats().layers_sent_at_end);
       journal_.Cover("early_reservations", p.rooms->stats().early_reservations);
       journal_.Cover("write_retries", p.rooms->stats().write_retries);
+      journal_.Cover("rooms_resumed", p.rooms->stats().resumes);
       journal_.Cover("monolithic_by_fault", p.rooms->stats().rooms_by_fault);
       journal_.Cover("fences_by_prefill", p.rooms->stats().fences);
     }
@@ -250,6 +266,7 @@ class PdWorld {
   void Beat() {
     for (size_t p = 0; p < prefill_.size(); ++p) {
       if (random_.Chance(faults_.crash)) Crash(int(p));
+      if (random_.Chance(faults_.cut)) Break(int(p), 300 * kMs);
       if (random_.Chance(faults_.stop)) prefill_[p].stopped_until = now_ + Nanos(random_.Below(4000)) * kMs;
       if (now_ < prefill_[p].stopped_until) continue;
       prefill_[p].rooms->Tick(now_);
@@ -273,9 +290,43 @@ class PdWorld {
     const PeerId old = Peer(p, p);
     StartPrefill(p);  // a new process answers at the address; writes of the old one died with it
     for (size_t d = 0; d < decode_.size(); ++d) {
-      At(now_ + kMs,
-         [=, this] { decode_[d].rooms->OnPeerLost(old, Unavailable("connection reset"), true, now_); });
+      const bool refused = random_.Chance(0.5);  // or it answers again by the time decode asks
+      At(now_ + kMs, [=, this] {
+        if (refused) return decode_[d].rooms->OnPeerLost(old, Unavailable("connection reset"), true, now_);
+        decode_[d].rooms->OnPeerCut(old, Unavailable("connection reset"), now_);
+        At(now_ + Nanos(random_.Below(1000)) * kMs, [=, this] { Reconnect(p, int(d)); });
+      });
     }
+  }
+
+  // The connections of an instance end and the instances do not. Each side learns of it in its own time;
+  // until decode does, what was sent may land.
+  void Break(int p, Nanos notice) {
+    ++cuts_;
+    const int old = connection_[p]++;
+    const uint64_t epoch = prefill_[p].epoch;
+    for (size_t d = 0; d < decode_.size(); ++d) {
+      At(now_ + Nanos(random_.Below(uint64_t(notice / kMs) + 1)) * kMs, [=, this] {
+        cut_[{p, old, int(d)}] = now_;
+        decode_[d].last_beat[p] = now_;
+        decode_[d].rooms->OnPeerCut(PeerId(old * 16 + p), Unavailable("the connection broke"), now_);
+        const Nanos latest = only_cuts_ ? 800 : 2000;  // some come too late
+        At(now_ + Nanos(random_.Below(latest)) * kMs, [=, this] { Reconnect(p, int(d)); });
+      });
+      At(std::max(now_ + Nanos(random_.Below(1000)) * kMs, prefill_[p].stopped_until), [=, this] {
+        if (Alive(p, epoch)) Lose(p, PeerId(old * 16 + int(d)), Unavailable("the connection broke"), true);
+      });
+    }
+  }
+
+  // Decode reaches the address again and asks for what it waits for there.
+  void Reconnect(int p, int d) {
+    if (now_ < prefill_[p].stopped_until)
+      return At(prefill_[p].stopped_until, [=, this] { Reconnect(p, d); });
+    decode_[d].last_beat[p] = now_;
+    for (const auto& [id, room] : rooms_)
+      if (room.prefill == p && room.decode == d && decode_[d].rooms->IsCut(id))
+        decode_[d].rooms->Resume(id, Peer(p, p), prefill_[p].epoch, now_);
   }
 
   void Send(int p, int d, bool to_prefill, const ControlMessage& m) {
@@ -304,6 +355,13 @@ class PdWorld {
       if (now_ < prefill_[p].stopped_until) {
         At(prefill_[p].stopped_until, [=, this] { Deliver(p, d, to_prefill, connection, bytes); });
         return;
+      }
+      const auto* reserve = std::get_if<Reserve>(&*got);
+      const auto* abort = std::get_if<Abort>(&*got);
+      if (reserve != nullptr || abort != nullptr) {
+        const PeerId before = prefill_[p].rooms->PeerOf(reserve != nullptr ? reserve->room : abort->room);
+        if (before.valid() && before != Peer(d, p) && before.value % 16 == d)
+          Lose(p, before, Unavailable("it came back on another connection"), true);
       }
       prefill_[p].rooms->OnFrame(Peer(d, p), *got, now_);
     } else {
@@ -453,26 +511,44 @@ class PdWorld {
     const int connection = write.peer.value / 16;
     const int d = write.peer.value % 16;
     Nanos at = now_;
-    for (const LogicalLayer layer : write.layers)
+    PrefillSide::UnderWay& under_way = prefill_[p].under_way[write.id];
+    under_way.peer = write.peer;
+    for (const LogicalLayer layer : write.layers) {
       for (const PageMove& move : write.pages) {
         at += Nanos(random_.Below(3)) * kMs;
         At(at, [=, this] { Land(p, epoch, connection, d, write.room, layer.value, move); });
       }
+      under_way.landed.push_back(at);
+    }
     const bool error = random_.Chance(faults_.write_error);
-    prefill_[p].under_way[write.id] = write.peer;
     for (const PageMove& move : write.pages)
       Expect(PageOwner(move.from, prefill_[p].lanes) == PageOwner(write.pages[0].from, prefill_[p].lanes),
              "a rank wrote a page that another one owns");
     if (random_.Chance(faults_.hang)) return;  // its end never comes; cutting the connection ends it
     At(at + kMs, [=, this] {
-      if (!Alive(p, epoch) || prefill_[p].under_way.erase(write.id) == 0) return;
-      const bool cut = cut_.contains({p, connection, d});
-      prefill_[p].rooms->OnWriteDone(write.id, error || cut ? Unavailable("write failed") : OkStatus(), now_);
+      if (!Alive(p, epoch) || !prefill_[p].under_way.contains(write.id)) return;
+      if (cut_.contains({p, connection, d})) return Lose(p, write.peer, Unavailable("reset"), true);
+      const bool failed = error;
+      const int32_t arrived = failed ? Acknowledged(p, prefill_[p].under_way.at(write.id)) : 0;
+      prefill_[p].under_way.erase(write.id);
+      prefill_[p].rooms->OnWriteDone(write.id, failed ? Unavailable("write failed") : OkStatus(), now_,
+                                     arrived);
     });
   }
 
+  // Of the layers of a failed write that landed: as many as decode could still say.
+  int32_t Acknowledged(int p, const PrefillSide::UnderWay& write) {
+    const auto cut = cut_.find({p, write.peer.value / 16, write.peer.value % 16});
+    const Nanos until = cut == cut_.end() ? now_ : std::min(now_, cut->second);
+    uint64_t landed = 0;
+    for (const Nanos at : write.landed) landed += at < until;
+    return int32_t(random_.Below(landed + 1));
+  }
+
   void Land(int p, uint64_t epoch, int connection, int d, RoomId room, int layer, const PageMove& move) {
-    if (!Alive(p, epoch) || cut_.contains({p, connection, d})) return;
+    if (!Alive(p, epoch) || cut_.contains({p, connection, d}) ||
+        lost_.contains({p, epoch, connection * 16 + d}))
+      return;
     Expect(!ended_on_prefill_.contains({p, epoch, room}),
            "a write read the source pages of a room that ended on prefill");
     Expect(decode_[d].lease[move.to.value] == room, "a write landed on a page that decode had taken back");
@@ -482,29 +558,26 @@ class PdWorld {
   }
 
   // Prefill lets a peer go: nothing of its own reaches it any more, and its writes have failed.
-  void Lose(int p, PeerId peer, const Status& why) {
-    prefill_[p].rooms->OnPeerLost(peer, why, now_);
-    std::vector<WriteId> failed;
-    for (const auto& [id, to] : prefill_[p].under_way)
-      if (to == peer) failed.push_back(id);
-    for (const WriteId id : failed) {
-      prefill_[p].under_way.erase(id);
-      prefill_[p].rooms->OnWriteDone(id, Unavailable("the connection was cut"), now_);
+  void Lose(int p, PeerId peer, const Status& why, bool may_return) {
+    if (may_return) {
+      prefill_[p].rooms->OnPeerCut(peer, why, now_);
+    } else {
+      prefill_[p].rooms->OnPeerLost(peer, why, now_);
     }
+    std::vector<WriteId> failed;
+    for (const auto& [id, write] : prefill_[p].under_way)
+      if (write.peer == peer) failed.push_back(id);
+    for (const WriteId id : failed) {
+      const int32_t arrived = Acknowledged(p, prefill_[p].under_way.at(id));
+      prefill_[p].under_way.erase(id);
+      prefill_[p].rooms->OnWriteDone(id, Unavailable("the connection was cut"), now_, arrived);
+    }
+    lost_.insert({p, prefill_[p].epoch, peer.value});  // nothing of it is sent any more
   }
 
   // Cutting a connection closes it for every decode of this small world; both ends learn of it.
   void Cut(int p, int connection) {
-    if (connection != connection_[p]) return;
-    ++connection_[p];
-    const uint64_t epoch = prefill_[p].epoch;
-    for (size_t d = 0; d < decode_.size(); ++d) {
-      cut_.insert({p, connection, int(d)});
-      decode_[d].rooms->OnFenced(PeerId(connection * 16 + p), now_);
-      At(std::max(now_ + kMs, prefill_[p].stopped_until), [=, this] {
-        if (Alive(p, epoch)) Lose(p, PeerId(connection * 16 + int(d)), Unavailable("the connection was cut"));
-      });
-    }
+    if (connection == connection_[p]) Break(p, 0);
   }
 
   void OnDecodeAction(int d, Action& action) {
@@ -523,6 +596,7 @@ class PdWorld {
                  "a room is ready with rows that are not its own");
     } else if (auto* f = std::get_if<RoomFailed>(&action)) {
       ++rooms_.at(f->room).failed;
+      rooms_.at(f->room).why = std::string(Message(f->status));
       ++failed_;
       Expect(!f->status.ok(), "failed without a reason");
       // Peers, networks and clients fail in their own ways; this is ours.
@@ -559,11 +633,13 @@ class PdWorld {
   std::vector<DecodeSide> decode_;
   std::map<RoomId, RoomState> rooms_;
   std::map<int, int> connection_;
-  std::set<std::tuple<int, int, int>> cut_;
+  std::map<std::tuple<int, int, int>, Nanos> cut_;     // prefill, connection, decode: when decode closed it
+  std::set<std::tuple<int, uint64_t, int32_t>> lost_;  // prefill, epoch, peer
   std::set<std::tuple<int, uint64_t, RoomId>> ended_on_prefill_;
-  bool quiet_ = false;  // no fault of the network or of an instance in this seed
+  bool quiet_ = false;      // no fault of the network or of an instance in this seed
+  bool only_cuts_ = false;  // none but connections that break, and nobody leaves
   int32_t pool_pages_ = 0;
-  int64_t ready_ = 0, failed_ = 0, crashes_ = 0, reused_ = 0;
+  int64_t ready_ = 0, failed_ = 0, crashes_ = 0, cuts_ = 0, reused_ = 0;
 };
 
 }  // namespace

@@ -30,10 +30,10 @@ Status DecodeRooms::Open(RoomId id, PeerId peer, uint64_t peer_epoch, int64_t pr
   room.prompt_tokens = prompt_tokens;
   room.opened = room.sign_of_life = now;
   stats_.leased_pages += room.pages;
-  Reserve reserve{id, peer_epoch, uint64_t(prompt_tokens), digest, uint32_t(first_page), {}};
-  reserve.pages.reserve(pages.size());
-  for (const PageId p : pages) reserve.pages.push_back(p.value);
-  actions_.push_back(SendFrame{peer, std::move(reserve)});
+  room.reserve = {id, peer_epoch, uint64_t(prompt_tokens), digest, uint32_t(first_page), {}, options_.epoch};
+  room.reserve.pages.reserve(pages.size());
+  for (const PageId p : pages) room.reserve.pages.push_back(p.value);
+  actions_.push_back(SendFrame{peer, room.reserve});
   return OkStatus();
 }
 
@@ -121,7 +121,8 @@ void DecodeRooms::OnBytes(PeerId peer, RoomId id, uint64_t bytes, Nanos now) {
 RoomRecord DecodeRooms::RecordOf(RoomId id, const Room& room) const {
   RoomRecord r;
   r.room = id;
-  r.phase = room.state == State::kWaiting ? "waiting" : "aborting";
+  r.phase = room.state == State::kWaiting ? "waiting" : room.state == State::kCut ? "cut" : "aborting";
+  r.resumes = room.resumes;
   r.error = room.failure.ok() ? room.reported.error : std::string(Message(room.failure));
   r.prompt_tokens = room.prompt_tokens;
   r.pages = room.pages;
@@ -168,6 +169,7 @@ void DecodeRooms::Fail(RoomId id, Room& room, const Status& why, bool drained, N
     if (drained) End(id, room.failure, now);
     return;
   }
+  drained |= room.state == State::kCut;  // there is no connection by which anything could come
   room.state = State::kAborting;
   room.failure = why;
   ++stats_.rooms_failed;
@@ -179,13 +181,14 @@ void DecodeRooms::Fail(RoomId id, Room& room, const Status& why, bool drained, N
   room.abort_since = now;
   room.abort_next = now + options_.abort_repeat;
   ++stats_.aborts_sent;
-  actions_.push_back(SendFrame{room.peer, Abort{id, room.attempts++, std::string(Message(why))}});
+  actions_.push_back(
+      SendFrame{room.peer, Abort{id, room.attempts++, std::string(Message(why)), options_.epoch}});
 }
 
 void DecodeRooms::OnPeerLost(PeerId peer, const Status& why, bool fenced, Nanos now) {
   std::vector<RoomId> lost;
   for (const auto& [id, room] : rooms_)
-    if (room.peer == peer) lost.push_back(id);
+    if (room.peer == peer && room.state != State::kCut) lost.push_back(id);
   for (const RoomId id : lost) Fail(id, rooms_.at(id), why, fenced, now);
   if (fenced || lost.empty()) return;
   bool asked = false;
@@ -203,11 +206,54 @@ void DecodeRooms::OnPeerLost(PeerId peer, const Status& why, bool fenced, Nanos 
 void DecodeRooms::OnFenced(PeerId peer, Nanos now) {
   std::vector<RoomId> ended;
   for (const auto& [id, room] : rooms_)
-    if (room.peer == peer) ended.push_back(id);
+    if (room.peer == peer && room.state != State::kCut) ended.push_back(id);
   // A fence cuts the connection for all rooms of the peer; those that were fine until now fail with it.
   for (const RoomId id : ended)
     Fail(id, rooms_.at(id), Unavailable("room {}: the connection to its prefill instance was cut", id), true,
          now);
+}
+
+void DecodeRooms::OnPeerCut(PeerId peer, const Status& why, Nanos now) {
+  std::vector<RoomId> ended;
+  for (auto& [id, room] : rooms_) {
+    if (room.peer != peer || room.state == State::kCut) continue;
+    const uint64_t bytes = std::max(room.bytes_seen, room.reported.bytes);
+    room.fruitless = bytes > room.bytes_at_cut ? 0 : room.fruitless + 1;
+    room.bytes_at_cut = bytes;
+    if (room.state == State::kAborting || room.fruitless > kFruitlessMax) {
+      ended.push_back(id);
+      continue;
+    }
+    room.state = State::kCut;
+    room.cut = now;
+    room.reported.error = std::string(Message(why));
+  }
+  for (const RoomId id : ended) Fail(id, rooms_.at(id), why, true, now);
+}
+
+bool DecodeRooms::IsCut(RoomId id) const {
+  const auto it = rooms_.find(id);
+  return it != rooms_.end() && it->second.state == State::kCut;
+}
+
+void DecodeRooms::Resume(RoomId id, PeerId peer, uint64_t peer_epoch, Nanos now) {
+  const auto it = rooms_.find(id);
+  if (it == rooms_.end() || it->second.state != State::kCut) return;
+  Room& room = it->second;
+  if (peer_epoch != room.reserve.epoch && !Planted(Plant::kEpochIgnored)) {
+    Fail(id, room, Unavailable("room {}: its prefill instance has restarted", id), true, now);
+    return;
+  }
+  room.state = State::kWaiting;
+  room.peer = peer;
+  room.sign_of_life = now;
+  ++room.resumes;
+  ++stats_.resumes;
+  actions_.push_back(SendFrame{peer, room.reserve});
+}
+
+void DecodeRooms::GiveUp(RoomId id, const Status& why, Nanos now) {
+  if (IsCut(id)) Fail(id, rooms_.at(id), why, true, now);
 }
 
 void DecodeRooms::End(RoomId id, Status status, Nanos now) {
@@ -228,9 +274,13 @@ void DecodeRooms::End(RoomId id, Status status, Nanos now) {
 }
 
 void DecodeRooms::Tick(Nanos now) {
-  std::vector<RoomId> silent;
+  std::vector<RoomId> silent, forsaken;
   std::vector<PeerId> fence;
   for (auto& [id, room] : rooms_) {
+    if (room.state == State::kCut) {
+      if (now - room.cut >= options_.ResumeTime()) forsaken.push_back(id);
+      continue;
+    }
     if (room.state == State::kWaiting) {
       if (now - room.sign_of_life >= options_.waiting_timeout) silent.push_back(id);
       continue;
@@ -243,8 +293,8 @@ void DecodeRooms::Tick(Nanos now) {
     } else if (!room.fencing && now >= room.abort_next) {
       room.abort_next = now + options_.abort_repeat;
       ++stats_.aborts_sent;
-      actions_.push_back(
-          SendFrame{room.peer, Abort{id, room.attempts++, std::string(Message(room.failure))}});
+      actions_.push_back(SendFrame{
+          room.peer, Abort{id, room.attempts++, std::string(Message(room.failure)), options_.epoch}});
     }
   }
   for (const RoomId id : silent) {
@@ -253,6 +303,14 @@ void DecodeRooms::Tick(Nanos now) {
          DeadlineExceeded("room {}: no sign of life of its prefill instance for {} s (waiting phase: {})", id,
                           options_.waiting_timeout / 1'000'000'000, ProgressText(RecordOf(id, room))),
          Planted(Plant::kFreeWithoutFence), now);
+  }
+  for (const RoomId id : forsaken) {
+    Room& room = rooms_.at(id);
+    Fail(id, room,
+         Unavailable("room {}: its connection broke and its prefill instance was not reached again within "
+                     "{:.1f} s ({})",
+                     id, double(now - room.cut) * 1e-9, ProgressText(RecordOf(id, room))),
+         true, now);
   }
   for (const PeerId peer : fence) {
     ++stats_.fences;

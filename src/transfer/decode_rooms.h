@@ -3,10 +3,13 @@
 //
 //   Waiting --Complete, counts right--> Ended (RoomReady)
 //   Waiting --Cancel, Failed, deadline, wrong counts--> Aborting --ABORT_ACK | peer fenced--> Ended
+//   Waiting --connection broken--> Cut --same instance, other connection--> Waiting
+//   Cut --Cancel, resume_timeout, another epoch--> Ended
 //
 // Owner: the progress thread. Rules: one ABORT is in force a room, repeated while unanswered; RoomFailed
 // tells the client at once, RoomEnded comes only when the writer has drained or is fenced; a frame for an
-// ended room changes nothing.
+// ended room changes nothing; a room outlives its connection when the same prefill instance is reached again
+// in time, and gets what has not arrived.
 #pragma once
 
 #include <deque>
@@ -20,7 +23,7 @@ namespace sluice::transfer {
 struct DecodeRoomStats {
   int64_t rooms_completed = 0, rooms_failed = 0;
   int64_t bytes_received = 0;
-  int64_t aborts_sent = 0, abort_acks = 0, fences = 0, late_frames = 0, leased_pages = 0;
+  int64_t aborts_sent = 0, abort_acks = 0, fences = 0, late_frames = 0, leased_pages = 0, resumes = 0;
 };
 
 class DecodeRooms {
@@ -38,6 +41,14 @@ class DecodeRooms {
   // asked for.
   void OnPeerLost(PeerId peer, const Status& why, bool fenced, Nanos now);
   void OnFenced(PeerId peer, Nanos now);
+  // The connection broke, and so nothing of the peer lands any more. Rooms that waited for it wait for
+  // Resume; those that are being aborted end.
+  void OnPeerCut(PeerId peer, const Status& why, Nanos now);
+  bool IsCut(RoomId room) const;
+  // The address of the room's prefill instance is reached again; another epoch ends the room.
+  void Resume(RoomId room, PeerId peer, uint64_t peer_epoch, Nanos now);
+  // It cannot be.
+  void GiveUp(RoomId room, const Status& why, Nanos now);
   // Bytes of the room have arrived through this side's own hands (a one-sided writer's come with its
   // heartbeat).
   void OnBytes(PeerId peer, RoomId room, uint64_t bytes, Nanos now);
@@ -55,11 +66,17 @@ class DecodeRooms {
   size_t held() const { return rooms_.size() + actions_.size() + ended_.size(); }  // without tombstones
 
  private:
-  enum class State { kWaiting, kAborting };
+  enum class State { kWaiting, kCut, kAborting };
+  static constexpr int kFruitlessMax = 3;  // connections that broke one after another without a byte
   struct Room {
     State state = State::kWaiting;
     PeerId peer;
     uint32_t pages = 0;
+    Reserve reserve;  // as it was sent
+    Nanos cut = 0;
+    int fruitless = 0;
+    uint64_t bytes_at_cut = 0;
+    int64_t resumes = 0;
     Nanos opened = 0, sign_of_life = 0;
     Nanos abort_since = 0, abort_next = 0;
     uint32_t attempts = 0;

@@ -87,7 +87,7 @@ class Link {
       wire.Poll(&done);
       for (const WriteDone& w : done) {
         more = true;
-        prefill->OnWriteDone(w.id, w.status, now);
+        prefill->OnWriteDone(w.id, w.status, now, w.layers);
       }
     }
   }

@@ -76,7 +76,8 @@ class MemoryTransport final : public Transport {
     todo_ = std::move(kept);
   }
   const DevicePool& pool_;
-  const TransportCapabilities capabilities_{"memory", true, true, "a test"};
+  const TransportCapabilities capabilities_{
+      .name = "memory", .same_host_only = true, .one_sided = true, .reason = "a test"};
   std::map<int32_t, const DevicePool*> peers_;
   std::deque<PostWrite> todo_;
   std::vector<WriteDone> done_;

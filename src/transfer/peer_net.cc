@@ -60,9 +60,10 @@ Status ParseBulkHeader(std::span<const std::byte> in, BulkHeader* h) {
     at += size_t(n) * 4;
     return true;
   };
-  if (!has(8)) return Invalid("bulk frame: a header of {} bytes is too short", in.size());
+  if (!has(16)) return Invalid("bulk frame: a header of {} bytes is too short", in.size());
   h->room = Load<uint64_t>(in.data());
-  at = 8;
+  h->token = Load<uint64_t>(in.data() + 8);
+  at = 16;
   if (!list(&h->layers) || !list(&h->pages) || at != in.size())
     return Invalid("bulk frame: its header of {} bytes is malformed", in.size());
   return OkStatus();
@@ -203,7 +204,7 @@ void PeerNet::SendBulk(PeerId peer, WriteId id, const BulkHeader& header, std::v
   out.id = id;
   out.last = last;
   out.room = header.room;
-  const uint32_t header_bytes = uint32_t(16 + 4 * (header.layers.size() + header.pages.size()));
+  const uint32_t header_bytes = uint32_t(24 + 4 * (header.layers.size() + header.pages.size()));
   uint64_t bytes = 0;
   for (const iovec& part : payload) bytes += part.iov_len;
   out.owned.reserve(kBulkPrefix + header_bytes);
@@ -211,6 +212,7 @@ void PeerNet::SendBulk(PeerId peer, WriteId id, const BulkHeader& header, std::v
   Put(&out.owned, header_bytes);
   Put(&out.owned, bytes);
   Put(&out.owned, header.room);
+  Put(&out.owned, header.token);
   for (const auto* list : {&header.layers, &header.pages}) {
     Put(&out.owned, uint32_t(list->size()));
     for (const int32_t v : *list) Put(&out.owned, v);
@@ -394,6 +396,8 @@ bool PeerNet::Parse(PeerId peer) {
       if (c->bulk_left > 0) break;
       c->bulk = false;
       events_->OnBulkDone(peer, c->header.room, c->place.empty() ? 0 : c->header.payload_bytes);
+      if (received_.empty() || received_.back().peer != peer) received_.push_back({peer, 0});
+      received_.back().token = c->header.token;
       continue;
     }
     if (have < 12) break;
@@ -488,7 +492,10 @@ void PeerNet::Writable(PeerId peer) {
     socklen_t length = sizeof error;
     if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
     if (error != 0) {
-      End(peer, Unavailable("cannot connect: {}", std::strerror(error == ENOTSOCK ? EHOSTUNREACH : error)));
+      End(peer,
+          absl::Status(
+              error == ECONNREFUSED ? absl::StatusCode::kNotFound : absl::StatusCode::kUnavailable,
+              fmt::format("cannot connect: {}", std::strerror(error == ENOTSOCK ? EHOSTUNREACH : error))));
       return;
     }
     c->connecting = false;

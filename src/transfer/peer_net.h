@@ -31,6 +31,7 @@ namespace sluice::transfer {
 
 struct BulkHeader {
   RoomId room = 0;
+  uint64_t token = 0;           // the sender's number of the frame, rising on a connection: see TakeReceived
   std::vector<int32_t> layers;  // logical ids; layer by layer, each with all pages: latent, then index K
   std::vector<int32_t> pages;   // of the receiver
   uint64_t payload_bytes = 0;
@@ -43,7 +44,7 @@ class PeerEvents {
   virtual ~PeerEvents() = default;
   virtual void OnConnected(PeerId peer, bool incoming) = 0;
   virtual void OnFrame(PeerId peer, const ControlMessage& message) = 0;
-  // The connection ended by itself; not after Close. Exactly once.
+  // The connection ended by itself; not after Close. Exactly once. NotFound: nobody listens at the address.
   virtual void OnClosed(PeerId peer, const Status& why) = 0;
   // Where the payload lands, payload_bytes in all; empty: it is read and thrown away. An error ends the
   // connection.
@@ -88,6 +89,13 @@ class PeerNet {
     Status status;
   };
   std::vector<Written> TakeWritten() { return std::exchange(written_, {}); }
+  // The last frame whose payload is placed or thrown away, of each peer that has sent one since the last
+  // call.
+  struct Received {
+    PeerId peer;
+    uint64_t token = 0;
+  };
+  std::vector<Received> TakeReceived() { return std::exchange(received_, {}); }
 
   // Waits for sockets, Wake or the time, and serves what is there.
   void Poll(Nanos timeout);
@@ -145,6 +153,7 @@ class PeerNet {
   std::map<int32_t, std::unique_ptr<Connection>> connections_;
   int32_t next_peer_ = 1;
   std::vector<Written> written_;
+  std::vector<Received> received_;
   bool broken_ = false;              // some connection has failed
   std::atomic<bool> waking_{false};  // Wake was called since Poll last looked
   double rate_ = 0;

@@ -86,13 +86,24 @@ void PrefillRooms::OnReserve(PeerId peer, const Reserve& reserve, Nanos now) {
     return;
   }
   if (tombstones_.contains(reserve.room)) {
+    if (const auto f = finished_.find(reserve.room);
+        f != finished_.end() && f->second.decode_epoch == reserve.sender_epoch) {
+      actions_.push_back(SendFrame{peer, f->second.complete});
+      return;
+    }
     ++stats_.late_frames;
     actions_.push_back(SendFrame{peer, Failed{reserve.room, "bootstrap", "the room has already ended here"}});
     return;
   }
   const auto it = rooms_.find(reserve.room);
   if (it == rooms_.end()) {
-    if (early_.contains(reserve.room) || early_.size() >= options_.max_rooms) {
+    const auto early = early_.find(reserve.room);
+    if (early != early_.end() && reserve.sender_epoch != 0 &&
+        early->second.reserve.sender_epoch == reserve.sender_epoch) {
+      early->second.peer = peer;  // on another connection
+      return;
+    }
+    if (early != early_.end() || early_.size() >= options_.max_rooms) {
       ++stats_.late_frames;
       return;
     }
@@ -101,7 +112,16 @@ void PrefillRooms::OnReserve(PeerId peer, const Reserve& reserve, Nanos now) {
     return;
   }
   Room& room = it->second;
-  if (room.state != State::kBootstrapping) {  // doubled frame, or a second decode for the room
+  if (room.state != State::kBootstrapping) {  // doubled frame, another connection, or a second decode
+    const bool again =
+        peer != room.peer && reserve.sender_epoch != 0 && reserve.sender_epoch == room.reserve.sender_epoch;
+    if (again && room.state == State::kDraining) {
+      room.peer = peer;  // who hears when it has drained
+      actions_.push_back(
+          SendFrame{peer, Failed{reserve.room, "draining", std::string(Message(room.failure))}});
+      return;
+    }
+    if (again && room.cut.has_value()) return Resume(peer, reserve, room, now);
     ++stats_.late_frames;
     if (peer != room.peer)
       actions_.push_back(
@@ -126,6 +146,7 @@ void PrefillRooms::OnReserve(PeerId peer, const Reserve& reserve, Nanos now) {
          true, now);
     return;
   }
+  room.reserve = reserve;
   room.first_page = int32_t(reserve.first_page);
   for (const int32_t p : reserve.pages) room.destination.push_back(PageId(p));
   room.registered.assign(size_t(pages), false);
@@ -133,6 +154,26 @@ void PrefillRooms::OnReserve(PeerId peer, const Reserve& reserve, Nanos now) {
   room.record.bootstrap_s = Seconds(now - room.added);
   room.state = State::kReady;
   actions_.push_back(RoomReady{reserve.room, {}});
+}
+
+void PrefillRooms::Resume(PeerId peer, const Reserve& reserve, Room& room, Nanos now) {
+  if (reserve != room.reserve) {
+    room.peer = peer;
+    Fail(reserve.room, room,
+         Invalid("room {}: decode came back with another reservation than it made first", reserve.room), true,
+         now);
+    return;
+  }
+  room.peer = peer;
+  room.cut.reset();
+  room.progress = now;
+  ++room.record.resumes;
+  ++stats_.resumes;
+  for (auto& [first, write] : std::exchange(room.held, {})) {
+    write.post.peer = peer;
+    Post(room, std::move(write), now);
+  }
+  MaybeFinish(reserve.room, now);
 }
 
 void PrefillRooms::OnAbort(PeerId peer, const Abort& abort, Nanos now) {
@@ -147,6 +188,8 @@ void PrefillRooms::OnAbort(PeerId peer, const Abort& abort, Nanos now) {
   }
   Room& room = it->second;
   if (!room.peer.valid()) room.peer = peer;
+  if (room.peer != peer && abort.sender_epoch != 0 && abort.sender_epoch == room.reserve.sender_epoch)
+    room.peer = peer;       // on another connection
   if (room.peer != peer) {  // only the decode that holds the room may end it
     actions_.push_back(SendFrame{peer, AbortAck{abort.room}});
     return;
@@ -162,6 +205,23 @@ void PrefillRooms::OnPeerLost(PeerId peer, const Status& why, Nanos now) {
   for (const auto& [id, room] : rooms_)
     if (room.peer == peer) lost.push_back(id);
   for (const RoomId id : lost) Fail(id, rooms_.at(id), why, false, now);
+}
+
+void PrefillRooms::OnPeerCut(PeerId peer, const Status& why, Nanos now) {
+  for (auto it = early_.begin(); it != early_.end();)
+    it = it->second.peer == peer ? early_.erase(it) : std::next(it);
+  for (auto& [id, room] : rooms_) {
+    if (room.peer != peer || room.cut.has_value() ||
+        (room.state != State::kReady && room.state != State::kSending))
+      continue;
+    room.cut = now;
+    room.record.error = std::string(Message(why));
+  }
+}
+
+PeerId PrefillRooms::PeerOf(RoomId id) const {
+  const auto it = rooms_.find(id);
+  return it == rooms_.end() ? PeerId() : it->second.peer;
 }
 
 void PrefillRooms::Cancel(RoomId id, const Status& why, Nanos now) {
@@ -252,20 +312,48 @@ void PrefillRooms::Flush(Context& context, Room& room, Nanos now) {
       const int32_t name = Planted(Plant::kPositionalLayers) ? layout_.IndexSlot(l).value : l.value;
       room.counts[{uint8_t(KvComponent::kIndex), name}] += pages;
     }
-    Post(room, PostWrite{0, context.room, room.peer, layers, moves}, 0, now);
+    Post(room, {.post = {0, context.room, room.peer, layers, moves}}, now);
   }
 }
 
-void PrefillRooms::Post(Room& room, PostWrite write, int32_t attempt, Nanos now) {
-  write.id = next_write_++;
+void PrefillRooms::Post(Room& room, Write write, Nanos now) {
+  write.post.id = next_write_++;
+  if (write.first == 0) write.first = write.post.id;
+  if (room.cut.has_value()) {
+    room.held[write.first] = std::move(write);
+    return;
+  }
   if (room.first_write == 0) room.first_write = now;
   StopWaiting(room, now);
   ++room.outstanding;
   ++room.record.writes;
   ++stats_.writes_posted;
   room.progress = now;
-  writes_[write.id] = {write, attempt};
-  actions_.push_back(std::move(write));
+  actions_.push_back(write.post);
+  writes_[write.post.id] = std::move(write);
+}
+
+void PrefillRooms::Credit(Room& room, std::span<const LogicalLayer> layers, int64_t pages) {
+  for (const LogicalLayer l : layers) {
+    const int64_t latent = pages * layout_.latent_page_bytes();
+    const int64_t index = layout_.IndexSlot(l).valid() ? pages * layout_.index_page_bytes() : 0;
+    if (IsDraft(l)) {
+      room.record.draft_bytes += latent + index;
+      stats_.draft_bytes += latent + index;
+    } else {
+      room.record.latent_bytes += latent;
+      room.record.index_bytes += index;
+      stats_.latent_bytes += latent;
+      stats_.index_bytes += index;
+    }
+    room.done[l.value] += uint32_t(pages);
+    room.bytes += latent + index;
+    stats_.bytes_sent += latent + index;
+    if (room.forwards > 0) {
+      room.record.bytes_overlapped += latent + index;
+      stats_.bytes_before_forward_end += latent + index;
+    }
+  }
 }
 
 void PrefillRooms::StopWaiting(Room& room, Nanos now) {
@@ -367,7 +455,7 @@ void PrefillRooms::SetAux(RoomId id, Aux aux, Nanos now) {
   MaybeFinish(id, now);
 }
 
-void PrefillRooms::OnWriteDone(WriteId id, const Status& status, Nanos now) {
+void PrefillRooms::OnWriteDone(WriteId id, const Status& status, Nanos now, int32_t layers) {
   const auto it = writes_.find(id);
   SLUICE_CHECK(it != writes_.end(), "write {} completed twice or was never posted", id);
   Write write = std::move(it->second);
@@ -378,36 +466,28 @@ void PrefillRooms::OnWriteDone(WriteId id, const Status& status, Nanos now) {
   room.progress = now;
   if (status.ok()) {
     const int64_t pages = int64_t(write.post.pages.size());
-    for (const LogicalLayer l : write.post.layers) {
-      const int64_t latent = pages * layout_.latent_page_bytes();
-      const int64_t index = layout_.IndexSlot(l).valid() ? pages * layout_.index_page_bytes() : 0;
-      if (IsDraft(l)) {
-        room.record.draft_bytes += latent + index;
-        stats_.draft_bytes += latent + index;
-      } else {
-        room.record.latent_bytes += latent;
-        room.record.index_bytes += index;
-        stats_.latent_bytes += latent;
-        stats_.index_bytes += index;
-      }
-      room.done[l.value] += uint32_t(pages);
-      room.bytes += latent + index;
-      stats_.bytes_sent += latent + index;
-      if (room.forwards > 0) {
-        room.record.bytes_overlapped += latent + index;
-        stats_.bytes_before_forward_end += latent + index;
-      }
-    }
+    Credit(room, write.post.layers, pages);
     stats_.pages_sent += pages;
     room.last_done = now;
-  } else if (room.state == State::kSending && absl::IsUnavailable(status) &&
-             write.attempt < options_.write_retries) {
-    // The peer lives, or its loss would have ended the room. What was acknowledged stays so; this goes again.
+  } else if (const bool broken = room.cut.has_value() || write.post.peer != room.peer;
+             room.state == State::kSending && absl::IsUnavailable(status) &&
+             (broken || write.attempt < options_.write_retries)) {
+    // The peer lives, or its loss would have ended the room. What was acknowledged stays so; the rest goes
+    // again, on the next connection when this one broke.
     room.record.error = std::string(Message(status));
     ++room.record.retries;
     ++stats_.write_retries;
-    Post(room, std::move(write.post), write.attempt + 1, now);
-    return;
+    const auto arrived =
+        write.post.layers.begin() + std::min<size_t>(size_t(layers), write.post.layers.size());
+    Credit(room, {write.post.layers.begin(), arrived}, int64_t(write.post.pages.size()));
+    write.post.layers.erase(write.post.layers.begin(), arrived);
+    if (!write.post.layers.empty()) {
+      write.post.peer = room.peer;
+      write.attempt += !broken;
+      Post(room, std::move(write), now);
+      return;
+    }
+    room.last_done = now;
   } else {
     Fail(room_id, room, status, true, now);
     return;
@@ -446,13 +526,17 @@ void PrefillRooms::MaybeFinish(RoomId id, Nanos now) {
     End(id, room, room.failure, now);
     return;
   }
-  if (room.state != State::kSending || !room.last_chunk_sent || !room.has_aux) return;
+  if (room.state != State::kSending || !room.last_chunk_sent || !room.has_aux || room.cut.has_value() ||
+      !room.held.empty())
+    return;
   const int64_t aux_bytes = int64_t(EncodedBytes(room.aux));
   room.record.aux_bytes = aux_bytes;
   stats_.aux_bytes += aux_bytes;
   Complete complete{id, uint64_t(room.bytes), {}, std::move(room.aux), {}};
   if (Planted(Plant::kMixedAux)) std::swap(complete.aux.cached_device, complete.aux.cached_host);
   for (const auto& [key, pages] : room.counts) complete.counts.push_back({key.first, key.second, pages});
+  if (finished_.size() < kFinishedKept)
+    finished_[id] = {room.reserve.sender_epoch, complete, now + options_.ResumeTime()};
   actions_.push_back(SendFrame{room.peer, std::move(complete)});
   ++stats_.rooms_completed;
   CountMode(room);
@@ -479,9 +563,10 @@ RoomRecord PrefillRooms::RecordOf(RoomId id, const Room& room) const {
   RoomRecord r = room.record;
   r.room = id;
   r.phase = room.state == State::kBootstrapping ? "bootstrap"
+            : room.state == State::kDraining    ? "draining"
+            : room.cut.has_value()              ? "cut"
             : room.state == State::kReady       ? "queued"
-            : room.state == State::kSending     ? "sending"
-                                                : "draining";
+                                                : "sending";
   r.fallback = !room.fallback.empty() ? room.fallback : options_.per_layer ? "" : "asked for by flag";
   r.mode = room.destination.empty() && room.state != State::kBootstrapping ? "empty"
            : r.fallback.empty()                                            ? "per_layer"
@@ -526,9 +611,13 @@ void PrefillRooms::End(RoomId id, Room& room, const Status& status, Nanos now) {
 }
 
 void PrefillRooms::Tick(Nanos now) {
-  std::vector<RoomId> expired;
+  std::vector<RoomId> expired, forsaken;
   std::vector<PeerId> fence;
   for (auto& [id, room] : rooms_) {
+    if ((room.state == State::kReady || room.state == State::kSending) && room.cut.has_value()) {
+      if (now - *room.cut >= options_.ResumeTime()) forsaken.push_back(id);
+      continue;
+    }
     if (room.state == State::kBootstrapping && now >= room.deadline) expired.push_back(id);
     // No write of it has ended for so long although the peer seems to live.
     if (room.state == State::kSending && room.outstanding > 0 &&
@@ -540,6 +629,13 @@ void PrefillRooms::Tick(Nanos now) {
       for (const PeerId p : fence) known |= p == room.peer;
       if (!known) fence.push_back(room.peer);
     }
+  }
+  for (const RoomId id : forsaken) {
+    Room& room = rooms_.at(id);
+    Fail(id, room,
+         Unavailable("room {}: its connection broke and decode did not come back within {:.1f} s ({})", id,
+                     double(now - *room.cut) * 1e-9, ProgressText(RecordOf(id, room))),
+         false, now);
   }
   for (const RoomId id : expired) {
     Room& room = rooms_.at(id);
@@ -568,6 +664,7 @@ void PrefillRooms::Tick(Nanos now) {
     it = early_.erase(it);
   }
   std::erase_if(tombstones_, [&](const auto& t) { return now >= t.second; });
+  std::erase_if(finished_, [&](const auto& f) { return now >= f.second.until; });
 }
 
 }  // namespace sluice::transfer

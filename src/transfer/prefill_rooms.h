@@ -3,17 +3,20 @@
 //
 //   Bootstrapping --Reserve--> Ready --BeginForward--> Sending --all writes done + aux--> (Complete) Ended
 //   any state --Abort, Cancel, peer lost, failed write, deadline--> Draining --no write outstanding--> Ended
+//   Ready, Sending --connection broken--> (cut) --the same reservation on another one--> as before
 //
 // Owner: the progress thread. Rules: a layer of a chunk is enqueued once, whatever hooks fire; layers without
 // a hook are sent when the forward ends, so that both modes move the same set; writes of a room are posted in
 // order; each rank that owns source pages writes its own, and one that owns none takes no part; a chunk that
 // cannot be registered makes the rest of its room monolithic; a failed write goes out again while the peer
-// lives; ABORT_ACK is sent only when no write of the room is outstanding; an ended room answers ABORT at once
-// and never comes back to life.
+// lives; what was under way when a connection broke, and what the forward makes final meanwhile, waits for
+// decode to come back and goes out on the next one; ABORT_ACK is sent only when no write of the room is
+// outstanding; an ended room answers ABORT at once and never comes back to life.
 #pragma once
 
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -25,7 +28,7 @@ namespace sluice::transfer {
 struct PrefillRoomStats {
   int64_t rooms_completed = 0, rooms_failed = 0, rooms_aborted = 0;
   int64_t writes_posted = 0, pages_sent = 0, bytes_sent = 0;
-  int64_t write_retries = 0, fences = 0;
+  int64_t write_retries = 0, fences = 0, resumes = 0;
   int64_t layers_sent_at_end = 0, bytes_sent_at_end = 0;  // for want of a hook
   int64_t bytes_before_forward_end = 0;
   int64_t latent_bytes = 0, index_bytes = 0, draft_bytes = 0, aux_bytes = 0;
@@ -47,6 +50,12 @@ class PrefillRooms {
   void OnFrame(PeerId peer, const ControlMessage& message,
                Nanos now);  // Reserve, Abort, Heartbeat; others are counted and dropped
   void OnPeerLost(PeerId peer, const Status& why, Nanos now);
+  // The connection broke; the decode instance may live. Its rooms wait resume_timeout for it; fail the writes
+  // to it all the same.
+  void OnPeerCut(PeerId peer, const Status& why, Nanos now);
+  // Who the room's pages go to. When a reservation or an abort comes from the same decode instance on another
+  // connection, call OnPeerCut for that one first.
+  PeerId PeerOf(RoomId room) const;
 
   // The forward `step` computes this chunk of the room. source: pages of the sequence by ordinal, prefix
   // included. Calling it again for the same (room, chunk start) changes nothing. Its pages must stay leased
@@ -58,7 +67,8 @@ class PrefillRooms {
   void EndForward(int64_t step, const Status& status, Nanos now);
   void SetAux(RoomId room, Aux aux, Nanos now);
 
-  void OnWriteDone(WriteId id, const Status& status, Nanos now);
+  // layers: as in WriteDone.
+  void OnWriteDone(WriteId id, const Status& status, Nanos now, int32_t layers = 0);
   void Tick(Nanos now);
 
   std::vector<Action> TakeActions();
@@ -70,13 +80,19 @@ class PrefillRooms {
   static constexpr size_t kEndedKept = 64;
   size_t active() const { return rooms_.size(); }
   size_t outstanding_writes() const { return writes_.size(); }
-  // Everything that is kept in memory for some room or forward but tombstones, which end with time.
+  // Everything that is kept in memory for some room or forward but tombstones and the last answers, which end
+  // with time.
   size_t held() const {
     return rooms_.size() + writes_.size() + early_.size() + forwards_.size() + actions_.size() +
            ended_.size();
   }
 
  private:
+  struct Write {
+    PostWrite post;
+    int32_t attempt = 0;
+    WriteId first = 0;  // its number when it was posted first
+  };
   enum class State { kBootstrapping, kReady, kSending, kDraining };
   struct Room {
     State state = State::kBootstrapping;
@@ -101,6 +117,9 @@ class PrefillRooms {
     int32_t outstanding = 0;
     int32_t forwards = 0;  // forwards that may still read its context
     bool fencing = false;
+    Reserve reserve;                // decode's, as it came
+    std::optional<Nanos> cut;       // when its connection broke
+    std::map<WriteId, Write> held;  // what goes out when decode is back, by the first number it had
     RoomRecord record;
     std::map<int32_t, uint32_t> done;  // layer -> pages that have arrived
     Nanos added = 0, reserved = 0, first_write = 0, last_done = 0, forward_end = 0, idle_since = 0;
@@ -119,7 +138,9 @@ class PrefillRooms {
                                                  std::span<const PageId> source) const;
   void Enqueue(Context& context, Room& room, LogicalLayer layer, Nanos now);
   void Flush(Context& context, Room& room, Nanos now);
-  void Post(Room& room, PostWrite write, int32_t attempt, Nanos now);
+  void Post(Room& room, Write write, Nanos now);
+  void Credit(Room& room, std::span<const LogicalLayer> layers, int64_t pages);
+  void Resume(PeerId peer, const Reserve& reserve, Room& room, Nanos now);
   void SendAll(Context& context, Room& room, Nanos now);
   void SendUnregistered(RoomId id, Room& room, const Chunk& chunk, Nanos now);
   void StopWaiting(Room& room, Nanos now);
@@ -144,11 +165,15 @@ class PrefillRooms {
   };
   std::unordered_map<RoomId, Early> early_;                     // reservations that came before their request
   std::unordered_map<int64_t, std::vector<Context>> forwards_;  // by step
-  struct Write {
-    PostWrite post;
-    int32_t attempt = 0;
-  };
   std::unordered_map<WriteId, Write> writes_;
+  // Rooms that have just ended well: decode asks again when the connection broke before it knew.
+  struct Finished {
+    uint64_t decode_epoch = 0;
+    Complete complete;
+    Nanos until = 0;
+  };
+  static constexpr size_t kFinishedKept = 256;
+  std::unordered_map<RoomId, Finished> finished_;
   WriteId next_write_ = 1;
   std::vector<Action> actions_;
   std::deque<RoomRecord> ended_;

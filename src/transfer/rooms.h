@@ -5,6 +5,7 @@
 // clock, a socket or memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -72,7 +73,8 @@ struct RoomOptions {
   Nanos sending_timeout = 120'000'000'000;  // writes are under way and none has ended: a line may be slow
   Nanos abort_repeat = 500'000'000;         // an unanswered ABORT is sent again
   Nanos abort_fence = 5'000'000'000;        // and after this the peer is fenced
-  Nanos tombstone = 120'000'000'000;        // longer than any peer's deadline
+  Nanos resume_timeout = 5'000'000'000;  // for which a room outlives its connection; at most waiting_timeout
+  Nanos tombstone = 120'000'000'000;     // longer than any peer's deadline
   int32_t layer_group = 8;
   bool per_layer = true;
   int32_t lanes = 1;          // ranks of this instance that own pages: each of them is a writer of its own
@@ -80,6 +82,7 @@ struct RoomOptions {
   bool record = false;
   size_t max_rooms = 4096;
   uint64_t epoch = 0;  // of this instance; a reservation made for another one is refused
+  Nanos ResumeTime() const { return std::min(resume_timeout, waiting_timeout); }
 };
 
 // What a room says of itself, while it lives and once more when it is over. Seconds are never negative.
@@ -96,6 +99,7 @@ struct RoomRecord {
   int64_t latent_bytes = 0, index_bytes = 0, draft_bytes = 0, aux_bytes = 0;
   int64_t bytes_overlapped = 0;  // moved before the end of the last forward
   int64_t chunks = 0, writes = 0, retries = 0;
+  int64_t resumes = 0;        // on another connection, since the one before broke
   int32_t layers_at_end = 0;  // sent after the forward for want of a hook, and their bytes
   int64_t bytes_at_end = 0;
   double bootstrap_s = 0;         // until decode reserved

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <memory>
 
 #include "transfer/decode_rooms.h"
 #include "transfer/prefill_rooms.h"
@@ -109,6 +110,192 @@ TEST(Rooms, WrongCountsFailTheRoomWithBothValues) {
       named = Message(f->status).find("2 pages arrived, 1 expected") != std::string_view::npos;
   EXPECT_TRUE(named);
   EXPECT_EQ(rooms.active(), 0u);
+}
+
+// One room of three pages whose connection (peer 1) breaks when layers 0 and 1 are under way; decode, of
+// epoch 5, comes back as peer 2.
+class BrokenConnection : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    RoomOptions o;
+    o.layer_group = 2;
+    o.epoch = 9;
+    rooms = std::make_unique<PrefillRooms>(Layout(), o);
+    o.epoch = 5;
+    decode = std::make_unique<DecodeRooms>(Layout(), o);
+    ASSERT_TRUE(rooms->Add(1, 192, {}, 0).ok());
+    ASSERT_TRUE(decode->Open(1, PeerId(1), 9, 192, {}, 0, kPages, 0).ok());
+    reserve = std::get<Reserve>(std::get<SendFrame>(decode->TakeActions().at(0)).message);
+    rooms->OnFrame(PeerId(1), reserve, 0);
+    rooms->BeginForward(1, 1, {0, 192, true, true}, kSource, 0);
+    rooms->OnLayerFinal(1, LogicalLayer(0), 0);
+    rooms->OnLayerFinal(1, LogicalLayer(1), 0);
+    first = Writes().at(0).id;
+  }
+  std::vector<PostWrite> Writes() {
+    std::vector<PostWrite> writes;
+    actions = rooms->TakeActions();
+    for (const Action& a : actions)
+      if (const auto* w = std::get_if<PostWrite>(&a)) writes.push_back(*w);
+    return writes;
+  }
+  template <typename T>
+  static std::vector<T> Frames(const std::vector<Action>& of) {
+    std::vector<T> frames;
+    for (const Action& a : of)
+      if (const auto* s = std::get_if<SendFrame>(&a))
+        if (const auto* f = std::get_if<T>(&s->message)) frames.push_back(*f);
+    return frames;
+  }
+  void Break(int32_t arrived) {
+    rooms->OnPeerCut(PeerId(1), Unavailable("reset"), 0);
+    rooms->OnWriteDone(first, Unavailable("reset"), 0, arrived);
+    decode->OnPeerCut(PeerId(1), Unavailable("reset"), 0);
+  }
+  void EndForward() {
+    for (int l = 2; l < kLayers - 1; ++l) rooms->OnLayerFinal(1, LogicalLayer(l), 0);
+    rooms->EndForward(1, OkStatus(), 0);
+    rooms->SetAux(1, {}, 0);
+  }
+  void Resume() {
+    decode->Resume(1, PeerId(2), 9, 0);
+    rooms->OnFrame(PeerId(2), Frames<Reserve>(decode->TakeActions()).at(0), 0);
+  }
+  static constexpr PageId kPages[] = {PageId(5), PageId(6), PageId(7)};
+  static constexpr PageId kSource[] = {PageId(11), PageId(12), PageId(13)};
+  std::unique_ptr<PrefillRooms> rooms;
+  std::unique_ptr<DecodeRooms> decode;
+  Reserve reserve;
+  WriteId first = 0;
+  std::vector<Action> actions;
+};
+
+TEST_F(BrokenConnection, WhatHasArrivedStaysAndTheRestGoesOutInOrderOnTheNext) {
+  Break(1);
+  EndForward();
+  EXPECT_TRUE(Writes().empty()) << "there is nobody to write to";
+  EXPECT_TRUE(Frames<Complete>(actions).empty());
+  Resume();
+  const std::vector<PostWrite> writes = Writes();
+  ASSERT_EQ(writes.size(), 3u);
+  EXPECT_EQ(writes[0].layers, std::vector{LogicalLayer(1)}) << "layer 0 has arrived";
+  EXPECT_EQ(writes[1].layers, (std::vector{LogicalLayer(2), LogicalLayer(3)}));
+  EXPECT_EQ(writes[2].layers, std::vector{LogicalLayer(4)});
+  for (const PostWrite& w : writes) {
+    EXPECT_EQ(w.peer, PeerId(2));
+    rooms->OnWriteDone(w.id, OkStatus(), 0);
+  }
+  actions = rooms->TakeActions();
+  const std::vector<Complete> complete = Frames<Complete>(actions);
+  ASSERT_EQ(complete.size(), 1u);
+  decode->OnFrame(PeerId(2), complete[0], 0);
+  const std::vector<Action> end = decode->TakeActions();
+  ASSERT_EQ(end.size(), 2u);
+  EXPECT_TRUE(std::holds_alternative<RoomReady>(end[0])) << "counts and bytes are those of one transfer";
+  EXPECT_EQ(rooms->stats().resumes, 1);
+  EXPECT_EQ(decode->stats().resumes, 1);
+  EXPECT_EQ(decode->stats().leased_pages, 0);
+}
+
+TEST_F(BrokenConnection, ThatPrefillNoticesAfterDecodeIsBackFailsWritesOntoTheNext) {
+  decode->OnPeerCut(PeerId(1), Unavailable("reset"), 0);
+  EXPECT_EQ(rooms->PeerOf(1), PeerId(1));
+  rooms->OnPeerCut(PeerId(1), Unavailable("it came back"), 0);
+  Resume();
+  EXPECT_TRUE(Writes().empty());
+  rooms->OnWriteDone(first, Unavailable("reset"), 0, 0);  // of the old connection
+  const std::vector<PostWrite> writes = Writes();
+  ASSERT_EQ(writes.size(), 1u);
+  EXPECT_EQ(writes[0].peer, PeerId(2));
+  EXPECT_EQ(writes[0].layers, (std::vector{LogicalLayer(0), LogicalLayer(1)}));
+}
+
+TEST_F(BrokenConnection, AReservationThatIsNotTheFirstOneEndsTheRoom) {
+  Break(0);
+  reserve.pages[1] = 99;
+  rooms->OnFrame(PeerId(2), reserve, 0);
+  EXPECT_TRUE(Writes().empty());
+  EXPECT_EQ(Frames<Failed>(actions).size(), 1u);
+  rooms->EndForward(1, OkStatus(), 0);
+  EXPECT_EQ(rooms->active(), 0u);
+}
+
+TEST_F(BrokenConnection, AnotherDecodeInstanceDoesNotGetTheRoom) {
+  Break(0);
+  reserve.sender_epoch = 6;
+  rooms->OnFrame(PeerId(2), reserve, 0);
+  EXPECT_TRUE(Writes().empty());
+  EXPECT_EQ(Frames<Failed>(actions).size(), 1u);
+  rooms->OnFrame(PeerId(2), Abort{1, 0, "mine", 6}, 0);
+  EXPECT_EQ(Frames<AbortAck>(rooms->TakeActions()).size(), 1u);
+  EXPECT_EQ(rooms->active(), 1u) << "it waits for its own";
+}
+
+TEST_F(BrokenConnection, AnotherProcessAtTheAddressEndsTheRoom) {
+  Break(0);
+  decode->Resume(1, PeerId(2), 10, 0);
+  EXPECT_EQ(decode->active(), 0u);
+  EXPECT_TRUE(Frames<Reserve>(decode->TakeActions()).empty());
+}
+
+TEST_F(BrokenConnection, NobodyComingBackEndsBothSidesWithTheirPagesFree) {
+  Break(0);
+  (void)rooms->TakeActions();
+  (void)decode->TakeActions();
+  rooms->Tick(6'000'000'000);
+  decode->Tick(6'000'000'000);
+  rooms->EndForward(1, OkStatus(), 0);
+  EXPECT_EQ(rooms->active(), 0u);
+  EXPECT_EQ(decode->active(), 0u);
+  EXPECT_EQ(decode->stats().leased_pages, 0);
+}
+
+TEST_F(BrokenConnection, AClientThatLeavesMeanwhileEndsTheRoomAtOnce) {
+  Break(0);
+  decode->Cancel(1, Aborted("client"), 0);
+  EXPECT_EQ(decode->active(), 0u) << "nothing can come by a connection that is closed";
+  EXPECT_TRUE(Frames<Abort>(decode->TakeActions()).empty());
+}
+
+TEST_F(BrokenConnection, AnAbortOnTheNextConnectionIsAnsweredWhenNothingIsUnderWay) {
+  rooms->OnPeerCut(PeerId(1), Unavailable("reset"), 0);
+  rooms->OnFrame(PeerId(2), Abort{1, 0, "client", 5}, 0);
+  EXPECT_TRUE(Frames<AbortAck>(rooms->TakeActions()).empty());
+  rooms->OnWriteDone(first, Unavailable("reset"), 0, 0);
+  rooms->EndForward(1, OkStatus(), 0);
+  EXPECT_EQ(Frames<AbortAck>(rooms->TakeActions()).size(), 1u);
+  rooms->OnFrame(PeerId(2), reserve, 0);  // late
+  EXPECT_TRUE(Writes().empty());
+}
+
+TEST_F(BrokenConnection, ThatSwallowsTheLastWordHasItSaidAgain) {
+  EndForward();
+  rooms->OnWriteDone(first, OkStatus(), 0);
+  for (const PostWrite& w : Writes()) rooms->OnWriteDone(w.id, OkStatus(), 0);
+  EXPECT_EQ(Frames<Complete>(rooms->TakeActions()).size(), 1u);  // lost
+  decode->OnPeerCut(PeerId(1), Unavailable("reset"), 0);
+  Resume();
+  const std::vector<Complete> again = Frames<Complete>(rooms->TakeActions());
+  ASSERT_EQ(again.size(), 1u);
+  decode->OnFrame(PeerId(2), again[0], 0);
+  EXPECT_EQ(decode->stats().rooms_completed, 1);
+}
+
+TEST_F(BrokenConnection, OverAndOverWithoutAByteEndsTheRoom) {
+  for (int32_t peer = 1; peer <= 3; ++peer) {
+    decode->OnPeerCut(PeerId(peer), Unavailable("reset"), 0);
+    decode->Resume(1, PeerId(peer + 1), 9, 0);
+    ASSERT_EQ(decode->active(), 1u);
+  }
+  decode->OnBytes(PeerId(4), 1, 10, 0);
+  decode->OnPeerCut(PeerId(4), Unavailable("reset"), 0);
+  decode->Resume(1, PeerId(5), 9, 0);
+  EXPECT_EQ(decode->active(), 1u) << "it got further";
+  for (int32_t peer = 5; peer <= 8; ++peer) {
+    decode->OnPeerCut(PeerId(peer), Unavailable("reset"), 0);
+    decode->Resume(1, PeerId(peer + 1), 9, 0);
+  }
+  EXPECT_EQ(decode->active(), 0u);
 }
 
 }  // namespace

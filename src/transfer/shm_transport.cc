@@ -18,9 +18,10 @@ constexpr int64_t kStreamBytes =
 class ShmTransport final : public Transport {
  public:
   ShmTransport(const DevicePool& pool, const TransportOptions& options)
-      : pool_(pool), options_(options), capabilities_{"shm", true, true, "same host"}, thread_([this] {
-          Loop();
-        }) {}
+      : pool_(pool),
+        options_(options),
+        capabilities_{.name = "shm", .same_host_only = true, .one_sided = true, .reason = "same host"},
+        thread_([this] { Loop(); }) {}
 
   ~ShmTransport() override {
     {
@@ -210,7 +211,8 @@ class FakeTransport final : public Transport {
   void DropRoom(RoomId) override {}
 
  private:
-  const TransportCapabilities capabilities_{"fake", false, false, "asked for; moves nothing"};
+  const TransportCapabilities capabilities_{
+      .name = "fake", .moves_bytes = false, .reason = "asked for; moves nothing"};
   std::vector<WriteDone> done_;
 };
 

@@ -2,8 +2,9 @@
 //
 // A thread of the transport waits for the device's event behind which a write's pages are final, copies whole
 // pages, many in one call, into one of a few pinned buffers, and the progress thread sends them from there; a
-// buffer is used again once its frames are out. What the device refuses ends the write, with the device's
-// words.
+// buffer is used again once its frames are out. Peers take turns, buffer by buffer, and one that does not
+// read leaves each other peer a buffer at least, as long as there are as many of them. A peer's writes keep
+// their order. What the device refuses ends the write, with the device's words.
 #pragma once
 
 #include <memory>
@@ -14,8 +15,8 @@
 namespace sluice::transfer {
 
 struct StagingOptions {
-  int64_t buffer_bytes = 8 << 20;  // of one; at least a page of one layer
-  int buffers = 4;
+  int64_t buffer_bytes = 4 << 20;  // of one; at least a page of one layer
+  int buffers = 8;
 };
 
 // pool (with memory of its own) and net outlive the transport. Thread: that of the net.

@@ -47,6 +47,8 @@ struct World {
     for (int i = 0; i < 5000; ++i) {
       here.Poll(500'000);
       there.Poll(500'000);
+      for (const PeerNet::Received& r : there.TakeReceived())
+        EXPECT_TRUE(transport->OnTaken(peer, {r.token}).ok());
       transport->Poll(&done);
       if (until()) return true;
     }
@@ -114,6 +116,80 @@ TEST(StagedTcp, EachWriteEndsOnceWhenItsRoomOrItsPeerIsGone) {
   EXPECT_EQ(s.receiver.bytes, 0u);
   s.transport->Poll(&s.done);
   EXPECT_EQ(s.done.size(), 6);
+}
+
+// Its connection is not read: what was sent fills the sockets and then stays.
+TEST(StagedTcp, APeerThatDoesNotReadDelaysNoOther) {
+  World s;
+  Receiver stuck(s.layout);
+  PeerNet nowhere{&stuck};
+  ASSERT_TRUE(nowhere.Listen("127.0.0.1", 0).ok());
+  const PeerId slow = s.here.Connect("127.0.0.1", nowhere.port());
+  StagingOptions staging;
+  staging.buffers = 4;
+  staging.buffer_bytes = 8 * (s.layout.latent_page_bytes() + s.layout.index_page_bytes());
+  s.transport = *MakeStagedTcpTransport(*s.pool, &s.here, {}, staging);
+  for (const PeerId peer : {slow, s.peer}) ASSERT_TRUE(s.transport->AddPeer(peer, {}).ok());
+  for (int i = 0; i < 2000 && !(s.here.Has(slow) && nowhere.Has(PeerId(1))); ++i) {
+    s.here.Poll(500'000);
+    nowhere.Poll(500'000);
+  }
+  // Far more than sockets hold, and room after room of it.
+  const int64_t bytes = 50 * s.layout.page_bytes();
+  const int many = int((64 << 20) / bytes) + 1;
+  for (WriteId id = 1; id <= many; ++id) s.transport->Post({id, RoomId(id), slow, kLayers, s.Pages(50)});
+  const int before = s.device.copies();
+  ASSERT_TRUE(s.Turn([&] { return s.device.copies() > before + 3; }));
+  // Until nothing more goes to it.
+  for (int quiet = 0, last = -1; quiet < 50;) {
+    s.here.Poll(1'000'000);
+    s.transport->Poll(&s.done);
+    quiet = s.device.copies() == last ? quiet + 1 : 0;
+    last = s.device.copies();
+  }
+  const auto mine = [&] {
+    int n = 0;
+    for (const WriteDone& d : s.done) n += d.id > many && d.status.ok();
+    return n;
+  };
+  for (WriteId id = many + 1; id <= many + 3; ++id)
+    s.transport->Post({id, RoomId(id), s.peer, kLayers, s.Pages(50)});
+  ASSERT_TRUE(s.Turn([&] { return mine() == 3; })) << "they waited for the peer that does not read";
+  EXPECT_EQ(int64_t(s.receiver.bytes), 3 * bytes);
+  EXPECT_EQ(s.done.size(), 3u);
+  // In their order.
+  for (size_t i = 0; i < s.done.size(); ++i) EXPECT_EQ(s.done[i].id, many + 1 + int64_t(i));
+  s.transport->RemovePeer(slow);
+  ASSERT_TRUE(s.Turn([&] { return int(s.done.size()) == many + 3; }));
+}
+
+TEST(StagedTcp, AWriteIsOverWhenTheReceiverHasSaidThatItIsThere) {
+  World s;
+  s.transport = *MakeStagedTcpTransport(*s.pool, &s.here, {});
+  s.transport->Post({1, 1, s.peer, kLayers, s.Pages(5)});
+  const uint64_t bytes = uint64_t(5 * s.layout.page_bytes());
+  for (int i = 0; i < 5000 && s.receiver.bytes < bytes; ++i) {
+    s.here.Poll(500'000);
+    s.there.Poll(500'000);
+    s.transport->Poll(&s.done);
+  }
+  ASSERT_EQ(s.receiver.bytes, bytes);
+  for (int i = 0; i < 20; ++i) {
+    s.here.Poll(500'000);
+    s.transport->Poll(&s.done);
+  }
+  EXPECT_TRUE(s.done.empty());
+  EXPECT_FALSE(s.transport->OnTaken(s.peer, {4}).ok()) << "three frames were sent";
+  EXPECT_FALSE(s.transport->OnTaken(PeerId(77), {1}).ok());
+  ASSERT_TRUE(s.transport->OnTaken(s.peer, {2}).ok());
+  EXPECT_FALSE(s.transport->OnTaken(s.peer, {2}).ok()) << "once";
+  s.transport->Poll(&s.done);
+  EXPECT_TRUE(s.done.empty());
+  s.transport->RemovePeer(s.peer);
+  s.transport->Poll(&s.done);
+  ASSERT_EQ(s.done.size(), 1u);
+  EXPECT_FALSE(s.done[0].status.ok());
+  EXPECT_EQ(s.done[0].layers, 2) << "these need not go again";
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "transfer/tcp_transport.h"
 
-#include <set>
+#include <unordered_map>
+
+#include "transfer/sent_frames.h"
 
 namespace sluice::transfer {
 namespace {
@@ -22,22 +24,62 @@ class TcpTransport final : public Transport {
       from.push_back(move.from.value);
       header.pages.push_back(move.to.value);
     }
+    writes_[write.id] = {.peer = write.peer, .waiting = int32_t(write.layers.size())};
     for (const LogicalLayer& layer : write.layers) {
       header.layers = {layer.value};
+      header.token = sent_.Add(write.peer, write.id, true);
       net_->SendBulk(write.peer, write.id, header, PagePieces::Of(pool_, header.layers, from),
                      &layer == &write.layers.back());
     }
   }
   void Poll(std::vector<WriteDone>* done) override {
-    for (PeerNet::Written& w : net_->TakeWritten()) done->push_back({w.id, std::move(w.status)});
+    for (PeerNet::Written& w : net_->TakeWritten()) {
+      const auto it = writes_.find(w.id);
+      if (it == writes_.end()) continue;
+      it->second.out = true;
+      if (!w.status.ok() || it->second.waiting == 0) End(it, std::move(w.status));
+    }
+    for (WriteDone& d : std::exchange(done_, {})) done->push_back(std::move(d));
   }
-  void RemovePeer(PeerId peer) override { net_->Close(peer); }
+  Status OnTaken(PeerId peer, const std::vector<uint64_t>& tokens) override {
+    for (const uint64_t token : tokens)
+      RETURN_IF_ERROR(sent_.Arrived(peer, token, [&](WriteId id, bool) {
+        const auto it = writes_.find(id);
+        if (it == writes_.end()) return;  // its room has ended
+        ++it->second.layers;
+        if (--it->second.waiting == 0 && it->second.out) End(it, OkStatus());
+      }));
+    return OkStatus();
+  }
+  void RemovePeer(PeerId peer) override {
+    net_->Close(peer);
+    sent_.Forget(peer);
+    for (auto it = writes_.begin(); it != writes_.end();) {
+      const auto at = it++;  // those that are not out come from the net
+      if (at->second.peer == peer && at->second.out) End(at, Unavailable("the connection was cut"));
+    }
+  }
   void DropRoom(RoomId room) override { net_->DropBulk(room); }
 
  private:
+  struct Write {
+    PeerId peer;
+    int32_t waiting = 0;  // frames that have not arrived
+    int32_t layers = 0;   // that have
+    bool out = false;     // its memory is not read any more
+  };
+  using Writes = std::unordered_map<WriteId, Write>;
+  void End(Writes::iterator it, Status status) {
+    done_.push_back({it->first, std::move(status), it->second.layers});
+    writes_.erase(it);
+  }
+
   const DevicePool& pool_;
   PeerNet* const net_;
-  const TransportCapabilities capabilities_{"tcp", false, true, "works between hosts"};
+  const TransportCapabilities capabilities_{.name = "tcp", .reason = "works between hosts"};
+  SentFrames sent_;
+  Writes writes_;
+  std::vector<WriteDone> done_;
 };
 
 }  // namespace

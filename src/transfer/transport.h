@@ -1,5 +1,4 @@
-// Moves KV pages into a peer's pool, one-sided: the receiver takes no part. Room tables decide what moves and
-// when.
+// Moves KV pages into a peer's pool. Room tables decide what moves and when.
 #pragma once
 
 #include <functional>
@@ -17,13 +16,16 @@ namespace sluice::transfer {
 struct TransportCapabilities {
   std::string name;
   bool same_host_only = false;
+  bool one_sided = false;   // writes into the peer's memory by itself: the peer alone cannot end its writes
   bool moves_bytes = true;  // false: `fake`, for warm-up and measuring one side alone; counts no bytes
   std::string reason;       // why this one was chosen, for /server_info
 };
 
+// OK: the receiver has every byte. Otherwise it has whole at least the first `layers` of the write's.
 struct WriteDone {
   WriteId id = 0;
   Status status;
+  int32_t layers = 0;
 };
 
 // One progress thread calls everything; a transport may have threads of its own behind it.
@@ -48,7 +50,7 @@ class Transport {
   virtual void DropRoom(RoomId room) = 0;
 
   // For transports with connections of their own: the DataPath of a peer that was added, before any write to
-  // it, and what it has Taken. After an error RemovePeer is next.
+  // it. For those that the receiver takes part in: what it has Taken. After an error RemovePeer is next.
   virtual Status Connect(PeerId, const std::string&) { return Invalid("this transport has no address"); }
   virtual Status OnTaken(PeerId, const std::vector<uint64_t>&) {
     return Invalid("this transport has no messages");

@@ -291,8 +291,8 @@ class UcxTransport final : public Transport {
   PeerNet* const net_;
   const double rate_;
   const size_t pages_max_;
-  const TransportCapabilities capabilities_{"ucx", false, true,
-                                            "works between hosts, over RDMA where there is any"};
+  const TransportCapabilities capabilities_{.name = "ucx",
+                                            .reason = "works between hosts, over RDMA where there is any"};
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
   std::vector<WriteDone> done_;
   std::vector<std::pair<PeerId, Status>> broken_;

@@ -18,13 +18,25 @@
 // - rendezvous: 1.13.1 23 of 40 (ucp_ep.c:437, uct_iface.h:884); 1.22.0 crashes when the memory is
 //   unregistered behind them
 //
+// Puts need a fence, too: nothing may land in pages that decode has given to others. What became of 60
+// receivers each (1.22.0) that closed their endpoint by force while a sender put, and unmapped the memory:
+//
+// - over TCP (emulated: the receiver's own worker writes): 35 crashed there, in 5 more bytes had landed
+// - over CMA, which is one-sided (process_vm_writev), but which UCX takes only for connections without error
+//   handling: in 25 bytes had landed after the close
+// - over posix memory that UCX allocated, with UCX_MM_ERROR_HANDLING: in 49
+//
+// What a host's memory offers is thus no better than the shm transport, which waits for the writer's word.
+// On verbs the end of the queue pair would be the fence; that takes a device to try.
+//
 // So 1.22 is required. Figures of one host's loopback, 126 MB in a run, 2 cores (`sluice bench transfer
 // --paths p-d`), GB/s and share of a plain socket of the same bytes in the same run: 3.79 (0.78), pages in
 // random order 3.81 (0.76); the tcp transport 1.69 (0.74) and 3.86 (0.95) in that run.
 //
 // Every connection has a worker of its own on both sides. Ending it is the fence: no byte of the peer lands
-// afterwards. A connection that breaks ends the control connection with it, and so the rooms of both. Decode
-// listens at the address of the control connection and names the port there (DataPath); prefill connects.
+// afterwards. A connection that breaks ends the control connection with it; rooms go on over the next two.
+// Decode listens at the address of the control connection and names the port there (DataPath); prefill
+// connects.
 //
 // Thread: the progress thread of a node calls everything and runs all callbacks; the sockets of UCX wake it
 // up through PeerNet.

@@ -83,7 +83,8 @@ class OverUcx : public ::testing::Test {
     if (!source_net.Has(kPeer)) {
       ASSERT_TRUE(source_net.Listen("127.0.0.1", 0).ok());
       ASSERT_EQ(target_net.Connect("127.0.0.1", source_net.port()), kPeer);
-      for (int i = 0; i < 2000 && !source_net.Has(kPeer); ++i) {
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+      while (!source_net.Has(kPeer) && std::chrono::steady_clock::now() < limit) {
         target_net.Poll(kMs);
         source_net.Poll(kMs);
       }
@@ -92,16 +93,23 @@ class OverUcx : public ::testing::Test {
     }
     Join();
   }
-  void Join() {
+  // Both sides meet, as far as this thread brings it.
+  void Meet() {
     Hello hello;
     hello.lanes = uint32_t(target->lanes());
     hello.pages_per_lane = uint64_t(target->pages_per_lane());
-    ASSERT_TRUE(transport->AddPeer(kPeer, hello).ok());
+    const Status added = transport->AddPeer(kPeer, hello);
+    ASSERT_TRUE(added.ok()) << added;
     const auto address = receiver->Add(kPeer);
     ASSERT_TRUE(address.ok()) << address.status();
-    ASSERT_TRUE(transport->Connect(kPeer, *address).ok());
-    report.reached.clear();
-    ASSERT_TRUE(Until([&] { return report.reached == std::vector<PeerId>{kPeer}; }));
+    const Status connected = transport->Connect(kPeer, *address);
+    ASSERT_TRUE(connected.ok()) << connected;
+  }
+  void Join() {
+    ASSERT_NO_FATAL_FAILURE(Meet());
+    report = {};
+    broken_sender.clear();
+    ASSERT_TRUE(Until([&] { return report.reached == std::vector<PeerId>{kPeer}; })) << State();
   }
   void Turn() {
     if (transport) transport->Poll(&done);
@@ -111,14 +119,22 @@ class OverUcx : public ::testing::Test {
     for (const auto& [peer, messages] : std::exchange(report.taken, {}))
       if (transport) (void)transport->OnTaken(peer, messages);
   }
+  // However long it takes a busy machine; the limit is for what never comes.
   template <typename F>
   bool Until(const F& f) {
-    for (int i = 0; i < 20'000; ++i) {
-      if (f()) return true;
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+    for (int i = 0; !f(); ++i) {
+      if (std::chrono::steady_clock::now() > limit) return false;
       Turn();
       if (i % 64 == 63) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    return f();
+    return true;
+  }
+  std::string State() const {
+    std::string text = fmt::format("{} reached, {} writes done", report.reached.size(), done.size());
+    for (const auto& [peer, why] : broken_sender) text += fmt::format("; sender: {}", Message(why));
+    for (const auto& [peer, why] : report.broken) text += fmt::format("; receiver: {}", Message(why));
+    return text;
   }
   std::optional<Status> Done(WriteId id) const {
     for (const WriteDone& d : done)
@@ -126,7 +142,8 @@ class OverUcx : public ::testing::Test {
     return std::nullopt;
   }
   Status WaitFor(WriteId id) {
-    if (!Until([&] { return Done(id).has_value(); })) return DeadlineExceeded("write {} never ended", id);
+    if (!Until([&] { return Done(id).has_value(); }))
+      return DeadlineExceeded("write {} never ended: {}", id, State());
     return *Done(id);
   }
   static constexpr PeerId kPeer{1};
@@ -144,7 +161,7 @@ class OverUcx : public ::testing::Test {
 
 TEST_F(OverUcx, EveryPieceArrivesWhetherPagesLieInARowOrNot) {
   for (const int32_t rank : {64, 480}) {  // pages many and few to a message
-    Start(rank);
+    ASSERT_NO_FATAL_FAILURE(Start(rank));
     std::vector<PageMove> row, scattered;
     for (int32_t i = 0; i < 16; ++i) {  // lane 0 there and here
       Fill(*source, PageId(4 + 2 * i), uint8_t(i));
@@ -169,7 +186,7 @@ TEST_F(OverUcx, EveryPieceArrivesWhetherPagesLieInARowOrNot) {
 }
 
 TEST_F(OverUcx, ADroppedRoomEndsWithWhatIsUnderWayAndOthersGoOn) {
-  Start(64, {.bytes_per_second_max = 4e6});
+  ASSERT_NO_FATAL_FAILURE(Start(64, {.bytes_per_second_max = 4e6}));
   std::vector<PageMove> moves;
   for (int32_t i = 0; i < 30; ++i) moves.push_back({i, PageId(4 + i), PageId(6 + i)});
   transport->Post({1, 7, kPeer, kAll, moves});
@@ -186,7 +203,7 @@ TEST_F(OverUcx, ADroppedRoomEndsWithWhatIsUnderWayAndOthersGoOn) {
 }
 
 TEST_F(OverUcx, WhatComesForARoomThatIsOverIsThrownAwayAndAnswered) {
-  Start(480);
+  ASSERT_NO_FATAL_FAILURE(Start(480));
   events->over = {7};
   std::vector<PageMove> moves;
   for (int32_t i = 0; i < 30; ++i) {
@@ -203,7 +220,7 @@ TEST_F(OverUcx, WhatComesForARoomThatIsOverIsThrownAwayAndAnswered) {
 }
 
 TEST_F(OverUcx, AWriteThatTheReceiverRefusesEndsTheConnectionAndNotTheProcess) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   events->refused = 7;
   transport->Post({1, 7, kPeer, kAll, {{0, PageId(4), PageId(6)}}});
   ASSERT_TRUE(Until([&] { return !report.broken.empty(); }));
@@ -214,7 +231,7 @@ TEST_F(OverUcx, AWriteThatTheReceiverRefusesEndsTheConnectionAndNotTheProcess) {
   EXPECT_FALSE(WaitFor(1).ok());
   // The same two sides meet again on another connection.
   events->refused = 0;
-  Join();
+  ASSERT_NO_FATAL_FAILURE(Join());
   Fill(*source, PageId(4), 5);
   transport->Post({2, 8, kPeer, kAll, {{0, PageId(4), PageId(6)}}});
   ASSERT_TRUE(WaitFor(2).ok());
@@ -222,7 +239,7 @@ TEST_F(OverUcx, AWriteThatTheReceiverRefusesEndsTheConnectionAndNotTheProcess) {
 }
 
 TEST_F(OverUcx, AfterTheFenceNothingOfThePeerLands) {
-  Start(480, {}, 64);
+  ASSERT_NO_FATAL_FAILURE(Start(480, {}, 64));
   std::vector<PageMove> moves;
   for (int32_t i = 0; i < 100; ++i) {
     Fill(*source, PageId(4 + i), 3);
@@ -242,16 +259,16 @@ TEST_F(OverUcx, AfterTheFenceNothingOfThePeerLands) {
 }
 
 TEST_F(OverUcx, ASenderThatIsGoneInTheMiddleCostsTheReceiverItsConnectionAlone) {
-  Start(480, {}, 64);
+  ASSERT_NO_FATAL_FAILURE(Start(480, {}, 64));
   std::vector<PageMove> moves;
   for (int32_t i = 0; i < 100; ++i) moves.push_back({i, PageId(4 + i), PageId(6 + i)});
   for (WriteId id = 1; id <= 8; ++id) transport->Post({id, 7, kPeer, kAll, moves});
   ASSERT_TRUE(Until([&] { return events->arrived[7] > 0; }));
   transport.reset();
-  for (int i = 0; i < 2000; ++i) Turn();
+  ASSERT_TRUE(Until([&] { return !report.broken.empty(); })) << State();
   receiver->Remove(kPeer);
   transport = *MakeUcxTransport(*source, &source_net, {});
-  Join();
+  ASSERT_NO_FATAL_FAILURE(Join());
   Fill(*source, PageId(4), 5);
   transport->Post({9, 8, kPeer, kAll, {{0, PageId(4), PageId(6)}}});
   ASSERT_TRUE(WaitFor(9).ok());
@@ -259,7 +276,7 @@ TEST_F(OverUcx, ASenderThatIsGoneInTheMiddleCostsTheReceiverItsConnectionAlone) 
 }
 
 TEST_F(OverUcx, ADestinationOutsideThePoolFailsTheWriteAlone) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   transport->Post({1, 7, kPeer, kAll, {{0, PageId(4), PageId(800)}}});
   EXPECT_FALSE(WaitFor(1).ok());
   Fill(*source, PageId(4), 5);
@@ -269,7 +286,7 @@ TEST_F(OverUcx, ADestinationOutsideThePoolFailsTheWriteAlone) {
 }
 
 TEST_F(OverUcx, BytesThatAreNoPortAreRefusedAndASecondConnectionToo) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   transport->RemovePeer(kPeer);
   receiver->Remove(kPeer);
   ASSERT_TRUE(transport->AddPeer(kPeer, Hello{}).ok());
@@ -283,7 +300,7 @@ TEST_F(OverUcx, BytesThatAreNoPortAreRefusedAndASecondConnectionToo) {
 }
 
 TEST_F(OverUcx, AMessageThatNobodySentOrThatWasTakenBeforeIsAnError) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   EXPECT_FALSE(transport->OnTaken(kPeer, {1}).ok());
   transport->Post({1, 7, kPeer, {LogicalLayer(1)}, {{0, PageId(4), PageId(6)}}});
   ASSERT_TRUE(transport->OnTaken(kPeer, {1}).ok());
@@ -291,7 +308,8 @@ TEST_F(OverUcx, AMessageThatNobodySentOrThatWasTakenBeforeIsAnError) {
 }
 
 TEST_F(OverUcx, SleepingSidesAreWokenByTheirDescriptors) {
-  Start(480);
+  constexpr Nanos kLong = 240'000 * kMs;  // longer than any machine takes for the writes themselves
+  ASSERT_NO_FATAL_FAILURE(Start(480));
   std::vector<PageMove> moves;
   for (int32_t i = 0; i < 30; ++i) {
     Fill(*source, PageId(4 + i), 3);
@@ -303,7 +321,7 @@ TEST_F(OverUcx, SleepingSidesAreWokenByTheirDescriptors) {
   std::thread far([&] {
     UcxReceiver::Report far_report;
     while (!stop) {
-      target_net.Poll(std::min<Nanos>(10'000 * kMs, receiver->MaySleep()));
+      target_net.Poll(std::min<Nanos>(kLong, receiver->MaySleep()));
       receiver->Poll(&far_report);
       std::lock_guard lock(mutex);
       for (const auto& [peer, messages] : std::exchange(far_report.taken, {}))
@@ -320,7 +338,7 @@ TEST_F(OverUcx, SleepingSidesAreWokenByTheirDescriptors) {
   for (WriteId id = 1; id <= 20; ++id) {
     transport->Post({id, 7, kPeer, kAll, moves});
     while (!Done(id).has_value()) {
-      source_net.Poll(std::min<Nanos>(10'000 * kMs, transport->MaySleep(now())));
+      source_net.Poll(std::min<Nanos>(kLong, transport->MaySleep(now())));
       std::unique_lock lock(mutex);
       const std::vector<uint64_t> messages = std::exchange(taken, {});
       lock.unlock();
@@ -329,7 +347,7 @@ TEST_F(OverUcx, SleepingSidesAreWokenByTheirDescriptors) {
     }
     EXPECT_TRUE(Done(id)->ok());
   }
-  EXPECT_LT(now() - began, 10'000 * kMs) << "somebody slept through it";
+  EXPECT_LT(now() - began, kLong) << "somebody slept through it";
   stop = true;
   target_net.Wake();
   far.join();
@@ -337,54 +355,46 @@ TEST_F(OverUcx, SleepingSidesAreWokenByTheirDescriptors) {
 }
 
 TEST_F(OverUcx, NoPageGoesBeforeTheFirstMessageIsAnswered) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   transport->RemovePeer(kPeer);
   receiver->Remove(kPeer);
-  Hello hello;
-  hello.lanes = uint32_t(target->lanes());
-  hello.pages_per_lane = uint64_t(target->pages_per_lane());
-  ASSERT_TRUE(transport->AddPeer(kPeer, hello).ok());
-  ASSERT_TRUE(transport->Connect(kPeer, *receiver->Add(kPeer)).ok());
+  report = {};
+  ASSERT_NO_FATAL_FAILURE(Meet());
   Fill(*source, PageId(4), 5);
   transport->Post({1, 7, kPeer, kAll, {{0, PageId(4), PageId(6)}}});
-  report.reached.clear();
-  for (int i = 0; i < 20'000 && report.reached.empty(); ++i) {
+  const auto unanswered = [&] {
     transport->Poll(&done);
     receiver->Poll(&report);
-    if (i % 64 == 63) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (report.reached.empty() && std::chrono::steady_clock::now() < limit) {
+    unanswered();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  ASSERT_FALSE(report.reached.empty());
-  for (int i = 0; i < 1000; ++i) {
-    transport->Poll(&done);
-    receiver->Poll(&report);
-  }
+  ASSERT_FALSE(report.reached.empty()) << State();
+  for (int i = 0; i < 1000; ++i) unanswered();
   EXPECT_EQ(events->arrived[7], 0);
   ASSERT_TRUE(WaitFor(1).ok());
   EXPECT_TRUE(Holds(*target, PageId(6), 5));
 }
 
 TEST_F(OverUcx, AConnectionMayBeCutBeforeItIsUp) {
-  Start();
+  ASSERT_NO_FATAL_FAILURE(Start());
   for (int i = 0; i < 50; ++i) {
     transport->RemovePeer(kPeer);
     receiver->Remove(kPeer);
-    Hello hello;
-    hello.lanes = uint32_t(target->lanes());
-    hello.pages_per_lane = uint64_t(target->pages_per_lane());
-    ASSERT_TRUE(transport->AddPeer(kPeer, hello).ok());
-    const auto address = receiver->Add(kPeer);
-    ASSERT_TRUE(address.ok()) << address.status();
-    ASSERT_TRUE(transport->Connect(kPeer, *address).ok());
+    ASSERT_NO_FATAL_FAILURE(Meet()) << i;
     transport->Post({WriteId(i + 1), 7, kPeer, kAll, {{0, PageId(4), PageId(6)}}});
     if (i % 3 == 0) receiver->Remove(kPeer);
     for (int turn = 0; turn < i; ++turn) Turn();  // no further than that
   }
   transport->RemovePeer(kPeer);
   receiver->Remove(kPeer);
-  Join();
+  ASSERT_NO_FATAL_FAILURE(Join());
   Fill(*source, PageId(4), 5);
   transport->Post({100, 8, kPeer, kAll, {{0, PageId(4), PageId(6)}}});
-  ASSERT_TRUE(WaitFor(100).ok());
+  const Status written = WaitFor(100);
+  ASSERT_TRUE(written.ok()) << written;
   EXPECT_TRUE(Holds(*target, PageId(6), 5));
 }
 

@@ -149,7 +149,7 @@ void Fields(S&& s, auto& m) {
   } else if constexpr (std::is_same_v<M, HelloAck>) {
     s(m.epoch, m.refusal, m.transport);
   } else if constexpr (std::is_same_v<M, Reserve>) {
-    s(m.room, m.epoch, m.prompt_tokens, m.prompt_digest, m.first_page, m.pages);
+    s(m.room, m.epoch, m.prompt_tokens, m.prompt_digest, m.first_page, m.sender_epoch, m.pages);
   } else if constexpr (std::is_same_v<M, Complete>) {
     s(m.room, m.bytes, m.counts, m.aux.first_token, m.aux.logprob, m.aux.top_logprobs, m.aux.cached_device,
       m.aux.cached_host, m.aux.cached_storage, m.aux.logits_hash, m.aux.other_choices, m.aux.prompt_logprobs,
@@ -157,7 +157,7 @@ void Fields(S&& s, auto& m) {
   } else if constexpr (std::is_same_v<M, Failed>) {
     s(m.room, m.phase, m.reason);
   } else if constexpr (std::is_same_v<M, Abort>) {
-    s(m.room, m.attempt, m.reason);
+    s(m.room, m.attempt, m.reason, m.sender_epoch);
   } else if constexpr (std::is_same_v<M, AbortAck>) {
     s(m.room);
   } else if constexpr (std::is_same_v<M, Heartbeat>) {

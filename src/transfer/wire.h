@@ -21,7 +21,7 @@
 
 namespace sluice::transfer {
 
-constexpr uint16_t kProtocolVersion = 3;
+constexpr uint16_t kProtocolVersion = 4;
 constexpr uint32_t kMaxPayloadBytes =
     16u << 20;  // a reservation of 4 M pages; the largest message that makes sense
 
@@ -61,7 +61,8 @@ struct DataPath {
   std::string address;  // that transport's business
 };
 
-// Decode to prefill: these messages of such a transport are placed, or thrown away.
+// Decode to prefill: these messages of such a transport are placed, or thrown away. Of bulk frames on this
+// connection: all up to the one that is named.
 struct Taken {
   std::vector<uint64_t> messages;
 };
@@ -75,6 +76,10 @@ struct Reserve {
   Digest256 prompt_digest{};
   uint32_t first_page = 0;  // pages before it are in decode's own cache
   std::vector<int32_t> pages;
+  // Of the sender. The same reservation from the same epoch on another connection: the one before broke, the
+  // room goes on from what has arrived.
+  uint64_t sender_epoch = 0;
+  friend bool operator==(const Reserve&, const Reserve&) = default;
 };
 
 struct LayerCount {
@@ -123,6 +128,7 @@ struct Abort {
   RoomId room = 0;
   uint32_t attempt = 0;
   std::string reason;
+  uint64_t sender_epoch = 0;  // as in Reserve
 };
 
 struct AbortAck {  // no writer of mine is active any more for this room

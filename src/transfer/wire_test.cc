@@ -41,7 +41,7 @@ std::vector<ControlMessage> Samples() {
   c.page_digests = {Digest256{1}, Digest256{2}};
   return {SampleHello(),
           HelloAck{3, "no", "ucx"},
-          Reserve{9, 7, 1000, Digest256{3}, 2, {5, 6, 7}},
+          Reserve{9, 7, 1000, Digest256{3}, 2, {5, 6, 7}, 12},
           c,
           Failed{1, "transfer", "why"},
           Abort{2, 1, "client"},

@@ -14,7 +14,7 @@ import time
 
 from cluster import SLUICE, Cluster, call
 
-VERSION = 3  # kProtocolVersion of src/transfer/wire.h
+VERSION = 4  # kProtocolVersion of src/transfer/wire.h
 SLOW = ["--disaggregation-rate-limit", "2"]  # MB/s
 TIMES = ["--disaggregation-bootstrap-timeout", "2", "--disaggregation-waiting-timeout", "2",
          "--disaggregation-heartbeat-interval", "0.3", "--disaggregation-heartbeat-max-failure", "2"]
