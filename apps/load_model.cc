@@ -26,6 +26,7 @@ StatusOr<DType> CacheDType(std::string_view flag, std::string_view value, DType 
 StatusOr<std::unique_ptr<ops::Backend>> CudaBackend(const ServerConfig& config, DType act) {
   return cuda::MakeCudaBackend({.act = act,
                                 .deterministic = config.deterministic_inference,
+                                .fp8_gemm = config.fp8_gemm_backend,
                                 .graph_rows = config.disable_cuda_graph ? 0 : config.cuda_graph_max_bs,
                                 .check_steps = config.debug_device});
 }

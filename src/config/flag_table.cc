@@ -388,8 +388,11 @@ constexpr FlagSpec kFlags[] = {
     {.names = "--dsa-decode-backend --nsa-decode-backend", .group = kKernels, .type = kText,
      .help = "Sparse decode kernel, likewise.", .target = &S::dsa_decode_backend,
      .choices = "auto|flashmla_sparse|flashmla_kv|flashmla_auto|fa3|tilelang|aiter|trtllm"},
-    {.names = "--fp8-gemm-backend", .group = kKernels, .type = kText, .metavar = "NAME", .help = "FP8 GEMM kernel.",
-     .status = kNoEffect, .note = "the device's backend chooses; `sluice inspect` prints it"},
+    {.names = "--fp8-gemm-backend", .group = kKernels, .type = kText,
+     .help = "CUDA: who multiplies fp8 rows by fp8 weights. auto: cuBLASLt where it is installed and faster; cublaslt: "
+             "wherever it can, and a start without it is refused; any other name: this server's own kernel.",
+     .target = &S::fp8_gemm_backend,
+     .choices = "auto|cublaslt|sluice|deep_gemm|cutlass|triton|flashinfer_trtllm|flashinfer_cutlass|flashinfer_deepgemm|aiter"},
     {.names = "--sampling-backend", .group = kKernels, .type = kText, .metavar = "NAME", .help = "Sampling kernel.",
      .status = kNoEffect, .note = "there is one sampler"},
     {.names = "--grammar-backend", .group = kKernels, .type = kText, .metavar = "NAME", .help = "Grammar library.",

@@ -71,6 +71,9 @@ constexpr IdleFlagRow kRows[] = {
      "--disaggregation-mode prefill --disaggregation-ucx-library /opt/ucx/lib/libucp.so.0",
      "--disaggregation-mode prefill --disaggregation-transfer-backend ucx --disaggregation-ucx-library "
      "/opt/ucx/lib/libucp.so.0"},
+    {"--fp8-gemm-backend", "without --device cuda", "the CPU has one kernel for them; add --device cuda",
+     [](Config c) { return c.device != "cuda"; }, "--fp8-gemm-backend cublaslt",
+     "--device cuda --fp8-gemm-backend cublaslt"},
     {"--debug-device", "without --device cuda", "steps on the CPU allocate no device memory; add --device cuda",
      [](Config c) { return c.device != "cuda"; }, "--debug-device", "--device cuda --debug-device"},
 };

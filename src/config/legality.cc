@@ -278,6 +278,19 @@ void AddNumericRows(std::vector<LegalityRow>* rows) {
       .legal_example = "--kv-cache-dtype float32 --dtype float32",
   });
   rows->push_back({
+      .id = "cublaslt-deterministic",
+      .combination = "--fp8-gemm-backend cublaslt with --enable-deterministic-inference",
+      .reason = "the library chooses its kernels by the number of rows and promises no bits",
+      .remedy = "leave one of the two out",
+      .violation =
+          [](Config c, Model) {
+            const bool hit = c.fp8_gemm_backend == "cublaslt" && c.deterministic_inference;
+            return hit ? "--fp8-gemm-backend cublaslt with --enable-deterministic-inference" : "";
+          },
+      .illegal_example = "--device cuda --fp8-gemm-backend cublaslt --enable-deterministic-inference",
+      .legal_example = "--device cuda --fp8-gemm-backend auto --enable-deterministic-inference",
+  });
+  rows->push_back({
       .id = "verify-without-only-topk",
       .combination = "--nsa-dequant-verify with --nsa-dequant-only-topk off",
       .reason = "selected-only dequantisation is what is verified",

@@ -29,10 +29,11 @@ struct ServerConfig {
   bool disable_cuda_graph = false;
   bool deterministic_inference = false;  // CUDA: no kernel chooses its work split by the batch
   std::string dsa_prefill_backend = "auto", dsa_decode_backend = "auto";  // both or none have a name
-  double watchdog_timeout_s = 0;                                          // of one step; 0: by the device
-  bool debug_device = false;     // CUDA: steps that allocate or wait too often fail
-  std::string cpu_isa = "auto";  // auto, avx2, avx512, avx512_bf16
-  int64_t threads = 0;           // compute threads in all; 0: cores of the cgroup
+  std::string fp8_gemm_backend = "auto";  // CUDA: auto, cublaslt; any other name: the own kernel
+  double watchdog_timeout_s = 0;          // of one step; 0: by the device
+  bool debug_device = false;              // CUDA: steps that allocate or wait too often fail
+  std::string cpu_isa = "auto";           // auto, avx2, avx512, avx512_bf16
+  int64_t threads = 0;                    // compute threads in all; 0: cores of the cgroup
   // http
   std::string host = "127.0.0.1";
   int64_t port = 30000;

@@ -209,6 +209,7 @@ struct Ropes {
 
 void CheckGemms();
 void CheckExperts();
+void CheckPeer();  // beside cuBLASLt
 void CheckIndexer();
 void CheckTopK();
 void CheckAttention();

@@ -169,16 +169,17 @@ static void Norms() {
   }
 }
 
-static void WriteRows(int rows, bool interleave, Elem format) {
+// Positions go round every `positions` rows.
+static void WriteRows(int rows, bool interleave, Elem format, int positions) {
   const int pages = rows / 64 + 16;
   const bool fp8 = format == Elem::kE4M3;
   const int row_bytes = fp8 ? 656 : 1152;
-  Ropes ropes(rows, interleave);
+  Ropes ropes(positions, interleave);
   std::vector<int32_t> page(rows), offset(rows), position(rows);
   for (int r = 0; r < rows; ++r) {
     page[r] = 1 + (r / 64 * 7) % (rows / 64 + 15);
     offset[r] = r % 64;
-    position[r] = r;
+    position[r] = r % positions;
   }
   page[5] = -1;
   Dev<int32_t> dp(page), dofs(offset), dpos(position);
@@ -230,7 +231,7 @@ static void WriteRows(int rows, bool interleave, Elem format) {
       const int ia = interleave ? 2 * i : i, ib = interleave ? 2 * i + 1 : i + 32;
       std::memcpy(&a, row + row_bytes - 128 + 2 * ia, 2);
       std::memcpy(&b, row + row_bytes - 128 + 2 * ib, 2);
-      const double c = ch[size_t(r) * 32 + i], s = sh[size_t(r) * 32 + i];
+      const double c = ch[size_t(position[r]) * 32 + i], s = sh[size_t(position[r]) * 32 + i];
       const double wa = x[512 + ia] * c - x[512 + ib] * s, wb = x[512 + ib] * c + x[512 + ia] * s;
       diff += std::pow((BF(a) - wa) * 8, 2) + std::pow((BF(b) - wb) * 8, 2);
       ref += wa * wa + wb * wb;
@@ -241,7 +242,8 @@ static void WriteRows(int rows, bool interleave, Elem format) {
     for (int i = 0; i < 128; ++i) y[i] = (x[576 + i] - mean) / std::sqrt(var + 1e-6) * in[i] + ib[i];
     for (int i = 0; i < 32; ++i) {
       const int ia = interleave ? 2 * i : i, ib = interleave ? 2 * i + 1 : i + 32;
-      const double c = ch[size_t(r) * 32 + i], s = sh[size_t(r) * 32 + i], a = y[ia], b = y[ib];
+      const double c = ch[size_t(position[r]) * 32 + i], s = sh[size_t(position[r]) * 32 + i], a = y[ia],
+                   b = y[ib];
       y[ia] = a * c - b * s;
       y[ib] = b * c + a * s;
     }
@@ -271,33 +273,52 @@ static void WriteRows(int rows, bool interleave, Elem format) {
                           512, 64, ls);
       },
       11, Flush::kRead);
-  std::snprintf(shape, sizeof(shape), "%d rows of 656 B", rows);
-  Row("norm+rope+pack+scatter", shape, t, rows * (576 * 4.0 + 656) / t / 1e6, "GB/s", copy_gbs, "copy");
+  // Each input is read once: the row, its page, place and position, and the angles of each position.
+  const double angles = positions * 256.0, places = rows * 12.0;
+  std::snprintf(shape, sizeof(shape), "%d rows of 656 B, %d positions", rows, positions);
+  Row("norm+rope+pack+scatter", shape, t, (rows * (576 * 4.0 + 656) + angles + places) / t / 1e6, "GB/s",
+      copy_gbs, "copy");
+  Row("  rows alone counted", shape, t, rows * (576 * 4.0 + 656) / t / 1e6, "GB/s", copy_gbs, "copy");
   const double ti = Time(
       [&] {
         LaunchWriteIndex(stream, ckv.p + 2624, 2752, inorm.p, ibias.p, 1e-6f, dpos.p, ropes.rope, dp.p,
                          dofs.p, rows, 128, 64, is);
       },
       11, Flush::kRead);
-  std::snprintf(shape, sizeof(shape), "%d rows of 132 B", rows);
-  Row("index row write", shape, ti, rows * (128 * 4.0 + 132) / ti / 1e6, "GB/s", copy_gbs, "copy");
+  std::snprintf(shape, sizeof(shape), "%d rows of 132 B, %d positions", rows, positions);
+  Row("index row write", shape, ti, (rows * (128 * 4.0 + 132) + angles + places) / ti / 1e6, "GB/s", copy_gbs,
+      "copy");
 }
 
+static __global__ void Nothing() {}
+
 static void Writes() {
-  WriteRows(4096, true, Elem::kE4M3);
-  WriteRows(4096, false, Elem::kE4M3);
-  WriteRows(4096, true, Elem::kBF16);
-  WriteRows(65536, true, Elem::kE4M3);
+  Say("a launch of nothing takes %.2f us\n",
+      Time([] { Nothing<<<1, 32, 0, stream>>>(); }, 21, Flush::kRead) * 1e3);
+  WriteRows(4096, true, Elem::kE4M3, 4096);
+  WriteRows(4096, false, Elem::kE4M3, 4096);
+  WriteRows(4096, true, Elem::kBF16, 4096);
+  WriteRows(16384, true, Elem::kE4M3, 4096);
+  WriteRows(32768 + 5, false, Elem::kBF16, 4096);
+  WriteRows(32768 + 5, false, Elem::kE4M3, 4096);
+  WriteRows(65536, true, Elem::kE4M3, 65536);
+  WriteRows(65536, true, Elem::kE4M3, 4096);
 }
 
 struct Part {
   std::string name;
   void (*run)();
 };
-static const std::vector<Part> kParts = {
-    {"norms", Norms},          {"writes", Writes},          {"gemms", CheckGemms},
-    {"indexer", CheckIndexer}, {"topk", CheckTopK},         {"attention", CheckAttention},
-    {"experts", CheckExperts}, {"sampling", CheckSampling}, {"degenerate", CheckDegenerate}};
+static const std::vector<Part> kParts = {{"norms", Norms},
+                                         {"writes", Writes},
+                                         {"gemms", CheckGemms},
+                                         {"peer", CheckPeer},
+                                         {"indexer", CheckIndexer},
+                                         {"topk", CheckTopK},
+                                         {"attention", CheckAttention},
+                                         {"experts", CheckExperts},
+                                         {"sampling", CheckSampling},
+                                         {"degenerate", CheckDegenerate}};
 
 const std::vector<std::string>& OpParts() {
   static const std::vector<std::string> names = [] {

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "backends/cuda/cublaslt_linear.h"
 #include "backends/cuda/cuda_memory.h"
 #include "backends/cuda/cuda_queue.h"
 #include "backends/cuda/device_features.h"
@@ -30,6 +31,7 @@ class CudaLinear final : public ops::Linear {
   std::shared_ptr<std::byte> w, scale;
   bool fp8 = false;
   bool fp8_input = false;  // activations become e4m3 too; scale is by 64 outputs, else by output
+  std::shared_ptr<std::byte> block_scale;  // as cuBLASLt reads it; null: it does not take this weight
 };
 
 Elem ElemOf(DType t) {
@@ -117,9 +119,11 @@ Rope RopeOf(const ops::RopeTable& t, bool interleave) { return {t.cos, t.sin, in
 
 class CudaBackend final : public ops::Backend {
  public:
-  CudaBackend(std::unique_ptr<CudaMemory> memory, ops::BackendInfo info, const CudaOptions& options)
+  CudaBackend(std::unique_ptr<CudaMemory> memory, ops::BackendInfo info, const CudaOptions& options,
+              std::unique_ptr<CublasLtLinear> cublaslt)
       : memory_(std::move(memory)),
         info_(std::move(info)),
+        cublaslt_(std::move(cublaslt)),
         f32_(info_.act == DType::kF32),
         deterministic_(options.deterministic) {
     queue_.graph_rows = options.graph_rows;
@@ -141,7 +145,7 @@ class CudaBackend final : public ops::Backend {
     queue_.scratch = PlanScratch(limits, ShapeOf(limits));
     queue_.score_bytes = queue_.scratch[kScores];
     queue_.upload_bytes = std::max<int64_t>(limits.upload_bytes, 1 << 16);
-    return OkStatus();
+    return cublaslt_ == nullptr ? OkStatus() : cublaslt_->Prepare(limits.max_rows);
   }
   int64_t ScratchBytes(const ops::Limits& limits) const override {
     const ScratchPlan plan = PlanScratch(limits, ShapeOf(limits));
@@ -218,7 +222,13 @@ class CudaBackend final : public ops::Backend {
         memory_->Copy(l->scale.get() + int64_t(g) * group_scales * 4, scales.data(),
                       int64_t(scales.size()) * 4);
     }
-    l->kernel = f32_           ? "cuda f32"
+    if (cublaslt_ != nullptr && l->fp8_input && l->groups == 1) {
+      ASSIGN_OR_RETURN(l->block_scale, cublaslt_->Pack(groups[0], l->out, l->in, l->w));
+      if (l->block_scale != nullptr) l->packed_bytes += BlockScales(l->out, l->in) * 4;
+    }
+    l->kernel = f32_ ? "cuda f32"
+                : l->block_scale != nullptr
+                    ? "cuda wgmma e4m3 x e4m3, a scale for 128 inputs; " + cublaslt_->Name()
                 : l->fp8_input ? "cuda wgmma e4m3 x e4m3, a scale for 128 inputs"
                 : fp8 ? "cuda mma bf16, weights e4m3 decoded on chip: scales of fewer than 64 outputs"
                       : "cuda wgmma bf16";
@@ -243,6 +253,8 @@ class CudaBackend final : public ops::Backend {
     g.out = a.mode == ops::OutMode::kAct      ? Out::kAct
             : a.mode == ops::OutMode::kF32Add ? Out::kF32Add
                                               : Out::kF32;
+    if (w.block_scale != nullptr && cublaslt_->Launch(Cuda(q), g, w.block_scale.get()))
+      return Cuda(q).Launched("gemm");
     if (w.fp8_input) QuantiseInput(Cuda(q), g);
     Cuda(q).Launched("gemm", LaunchGemm(Cuda(q).stream(), g));
   }
@@ -572,6 +584,7 @@ class CudaBackend final : public ops::Backend {
 
   const std::unique_ptr<CudaMemory> memory_;
   const ops::BackendInfo info_;
+  const std::unique_ptr<CublasLtLinear> cublaslt_;  // null: the own kernel multiplies e4m3 alone
   const bool f32_, deterministic_;
   QueueOptions queue_;  // of queues that are made from here on
   struct Packed {
@@ -593,6 +606,10 @@ StatusOr<std::unique_ptr<ops::Backend>> MakeCudaBackend(const CudaOptions& optio
   ASSIGN_OR_RETURN(const DeviceFacts facts, ReadDeviceFacts());
   RETURN_IF_ERROR(CheckFeature(Feature::kKernels, facts));
   ASSIGN_OR_RETURN(std::unique_ptr<CudaMemory> memory, CudaMemory::Make(facts));
+  std::unique_ptr<CublasLtLinear> cublaslt;
+  if (options.act == DType::kBF16 && !options.deterministic) {
+    ASSIGN_OR_RETURN(cublaslt, CublasLtLinear::Make(options.fp8_gemm, facts.multiprocessors, *memory));
+  }
   // A change of any kernel's arithmetic must change the number: caches written by another are then not
   // reused.
   return std::make_unique<CudaBackend>(
@@ -602,7 +619,7 @@ StatusOr<std::unique_ptr<ops::Backend>> MakeCudaBackend(const CudaOptions& optio
                        .act = options.act,
                        .numerics_class = fmt::format("cuda/sm_90a/{}/{}2", Name(options.act),
                                                      options.deterministic ? "fixed/" : "")},
-      options);
+      options, std::move(cublaslt));
 }
 
 }  // namespace sluice::cuda

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "base/status.h"
 #include "ops/backend.h"
@@ -15,8 +16,11 @@ namespace sluice::cuda {
 struct CudaOptions {
   DType act = DType::kBF16;    // or kF32: plain f32 arithmetic, slow
   bool deterministic = false;  // attention is cut into the same parts for every batch
-  int64_t graph_rows = 0;      // rows of the largest forward that a queue records and replays; 0: none
-  bool check_steps = false;    // after the warm-up, steps that allocate or wait too often are refused
+  // Which kernels multiply e4m3 rows: "auto": cuBLASLt where it is there and faster, "cublaslt": wherever it
+  // can, else the own one. With `deterministic` always the own one.
+  std::string fp8_gemm = "auto";
+  int64_t graph_rows = 0;    // rows of the largest forward that a queue records and replays; 0: none
+  bool check_steps = false;  // after the warm-up, steps that allocate or wait too often are refused
 };
 
 // Unavailable: no driver or no device; the message says what the driver answered. Unsupported: another

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "backends/cuda/cublaslt_gemm.h"
 #include "backends/cuda/device_features.h"
+#include "backends/cuda/gemm_choice.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/scratch_plan.h"
 
@@ -102,6 +104,65 @@ TEST(ScratchPlan, HoldsEverySmallerBatch) {
       ASSERT_GE(plan[kFullRows], std::min<int64_t>(MostWholePages(rows), 64 * 2049) * kBF16PageBytes) << rows;
     }
   }
+}
+
+// Without a device, or without the library, it says what was looked for and what was there.
+TEST(CublasLt, SaysWhatIsRequiredAndWhatWasFound) {
+  std::string why;
+  const auto library = CublasLtGemm::Open(&why);
+  if (library != nullptr) {
+    EXPECT_FALSE(library->version().empty());
+    return;
+  }
+  EXPECT_THAT(why, testing::StartsWith("required cuBLASLt 12.9.0 or newer, found "));
+  EXPECT_THAT(why, testing::HasSubstr("pip install nvidia-cublas"));
+}
+
+TEST(CublasLt, TakesRowsByFourAndAlignedOperands) {
+  alignas(16) std::byte memory[32] = {};
+  const auto* scale = reinterpret_cast<const float*>(memory);
+  const BlockScaledProduct good{4096, 2624, 6144, memory, scale, memory, scale, memory, 2752, Out::kF32};
+  EXPECT_TRUE(CublasLtGemm::Fits(good));
+  const auto refused = [&](auto change) {
+    BlockScaledProduct p = good;
+    change(p);
+    return !CublasLtGemm::Fits(p);
+  };
+  EXPECT_TRUE(refused([](auto& p) { p.rows = 4093; }));
+  EXPECT_TRUE(refused([](auto& p) { p.rows = 0; }));
+  EXPECT_TRUE(refused([](auto& p) { p.k = 6208; }));
+  EXPECT_TRUE(refused([](auto& p) { p.n = 2632; }));
+  EXPECT_TRUE(refused([](auto& p) { p.y_ld = 2754; }));
+  EXPECT_TRUE(refused([&](auto& p) { p.y = memory + 8; }));
+}
+
+// The faster of both, as measured at the shapes of GLM-5 (docs/kernels/NOTES.md).
+TEST(GemmChoice, IsWhatWasMeasuredToBeFaster) {
+  const auto named = [](int64_t n) {
+    std::string who;
+    for (const int64_t rows : {64, 128, 256, 512, 1024, 2048, 4096})
+      who += CublasLtIsFaster(rows, n, 132) ? 'L' : 'o';
+    return who;
+  };
+  EXPECT_EQ(named(2624), "ooLLoLL");
+  EXPECT_EQ(named(4096), "ooLLLLL");
+  EXPECT_EQ(named(6144), "ooLoLLL");
+  EXPECT_EQ(named(16384), "oLLLLLL");
+  EXPECT_EQ(named(24576), "oLLLLLL");
+}
+
+TEST(GemmChoice, TilesOf256ColumnsWhereTheyTakeAWaveLess) {
+  EXPECT_EQ(PlanE4M3(4096, 4096, 132).columns, 256);
+  EXPECT_EQ(PlanE4M3(512, 16384, 132).columns, 256);
+  EXPECT_EQ(PlanE4M3(4096, 6144, 132).columns, 192);
+  EXPECT_EQ(PlanE4M3(4096, 16384, 132).columns, 192);
+  EXPECT_EQ(PlanE4M3(4096, 2624, 132).columns, 192);
+}
+
+TEST(CublasLt, ScalesOfAWeightAreByBlocksOf128AndRowsOfFours) {
+  EXPECT_EQ(BlockScaleLd(6144), 48);
+  EXPECT_EQ(BlockScaleLd(640), 8);
+  EXPECT_EQ(BlockScales(2624, 640), 21 * 8);
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ StatusOr<DeviceFacts> ReadDeviceFacts() {
   f.name = properties.name;
   f.major = properties.major;
   f.minor = properties.minor;
+  f.multiprocessors = properties.multiProcessorCount;
   f.maps_host_memory = properties.canMapHostMemory != 0;
   return f;
 }

@@ -13,6 +13,7 @@ struct DeviceFacts {
   std::string name;
   int driver = 0, runtime = 0;  // as CUDA numbers them: 13000 is 13.0; driver 0: none is loaded
   int major = 0, minor = 0;     // compute capability
+  int multiprocessors = 0;
   bool maps_host_memory = true;
 };
 

@@ -14,6 +14,7 @@
 #include <cuda.h>
 
 #include "backends/cuda/device.cuh"
+#include "backends/cuda/gemm_choice.h"
 #include "backends/cuda/quantise.cuh"
 #include "backends/cuda/wgmma.cuh"
 
@@ -27,7 +28,7 @@ constexpr int kGroupPairs = 8;   // pairs of row tiles that are walked before th
 constexpr int kScaleBlocks = 4;  // blocks of inputs whose scales come together
 
 struct alignas(128) Task {
-  CUtensorMap a, b;
+  CUtensorMap a, b, y_map;  // y_map: boxes of 16 rows of 128 bytes, when staged
   const float* x_scale = nullptr;
   const float* w_scale = nullptr;
   const int32_t* tile_group = nullptr;
@@ -43,6 +44,7 @@ struct alignas(128) Task {
   int heads = 0;   // x has groups of its own
   Out out = Out::kF32;
   bool aligned16 = false;
+  bool staged = false;  // finished rows leave through shared memory
   GemmPieces pieces;
 };
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <array>
 
-#include "backends/cuda/gemm_kernel.cuh"
+#include "backends/cuda/gemm_e4m3_kernel.cuh"
 
 namespace sluice::cuda {
 namespace {
@@ -38,6 +38,16 @@ bool MapTiles(CUtensorMap* map, const void* p, bool fp8, int64_t k, int64_t rows
                             const_cast<void*>(p), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Rows of n values as boxes of 16 rows of 128 bytes.
+bool MapRows(CUtensorMap* map, void* p, int64_t item, int64_t n, int64_t rows, int64_t ld) {
+  const cuuint64_t dims[2] = {cuuint64_t(n), cuuint64_t(rows)}, strides[1] = {cuuint64_t(ld * item)};
+  const cuuint32_t box[2] = {cuuint32_t(128 / item), 16}, steps[2] = {1, 1};
+  return TensorMapEncoder()(
+             map, item == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, p, dims,
+             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // Clusters of `size` blocks that run at once: fewer than the multiprocessors would hold, since a cluster
@@ -91,6 +101,25 @@ cudaError_t Start(cudaStream_t s, const Task& t, int64_t tiles, bool split) {
   return cudaLaunchKernelEx(&config, WgmmaGemmKernel<kFp8, kWide, kPromote>, t);
 }
 
+cudaError_t StartE4M3(cudaStream_t s, const Task& t, int64_t tiles) {
+  static const cudaError_t sized =
+      cudaFuncSetAttribute(E4M3GemmKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, E4M3Shape::kBytes);
+  if (sized != cudaSuccess) return sized;
+  static const int active = ActiveClusters(E4M3GemmKernel, 2, E4M3Shape::kBytes);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = 2;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(2 * std::min<int64_t>(tiles, active)));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = E4M3Shape::kBytes;
+  config.stream = s;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, E4M3GemmKernel, t);
+}
+
 int Multiprocessors() {
   static const int count = [] {
     int device = 0, n = 0;
@@ -120,12 +149,12 @@ cudaError_t LaunchWgmmaGemm(cudaStream_t s, const Gemm& g) {
   const int sms = Multiprocessors();
   Task t;
   const bool fused = g.y_scale != nullptr;
-  const int64_t per = g.x_fp8 ? 128 : 64, tiles_n_narrow = (g.n + 127) / 128;
+  const int64_t per = g.x_fp8 ? 128 : 64;
   const bool grouped = g.tile_group != nullptr;
   bool wide = grouped ? g.tile_rows == 128 : g.rows > 64;
   if (!grouped && !fused && wide) {
     const int64_t tiles = int64_t((g.rows + 127) / 128) * ((g.n + 255) / 256) * g.groups;
-    wide = tiles >= sms / 2;
+    wide = tiles >= sms / 2 || (g.x_fp8 && g.rows >= kE4M3ManyRows);
   }
   const int tile_rows = wide ? 128 : 64;
   t.x_scale = g.x_scale;
@@ -149,18 +178,28 @@ cudaError_t LaunchWgmmaGemm(cudaStream_t s, const Gemm& g) {
   t.heads = !grouped && g.groups > 1;
   t.out = g.out;
   t.tiles_m = (g.rows + tile_rows - 1) / tile_rows;
-  t.tiles_n = wide && !fused ? (g.n + 255) / 256 : int(tiles_n_narrow);
+  const bool columns192 = g.x_fp8 && wide && !fused && !grouped && t.groups == 1 &&
+                          PlanE4M3(g.rows, g.n, sms).columns == kE4M3Columns;
+  const int tile_columns = columns192 ? kE4M3Columns : wide && !fused ? 256 : 128;
+  t.tiles_n = (g.n + tile_columns - 1) / tile_columns;
   t.aligned16 = (reinterpret_cast<uintptr_t>(g.y) & 15) == 0 && g.y_ld % 8 == 0 && g.y_group % 8 == 0;
   const int64_t x_groups = g.pieces.count > 0 ? 3 : t.heads ? g.groups : 1;
   const int64_t w_rows = fused ? 2 * g.n : g.n, w_groups = g.pieces.count > 0 ? 3 : g.groups;
   if (!MapTiles(&t.a, g.x, g.x_fp8, g.k, g.rows, x_groups, g.x_ld, x_groups > 1 ? g.x_group : g.x_ld,
                 tile_rows) ||
-      !MapTiles(&t.b, g.w, g.x_fp8, g.k, w_rows, w_groups, g.k, w_rows * g.k, kBoxRows))
+      !MapTiles(&t.b, g.w, g.x_fp8, g.k, w_rows, w_groups, g.k, w_rows * g.k,
+                columns192 ? E4M3Shape::kHalf : kBoxRows))
     return cudaErrorInvalidValue;
   const int64_t tiles =
       int64_t(wide ? (t.tiles_m + 1) / 2 : t.tiles_m) * t.tiles_n * (grouped ? 1 : t.groups);
   const bool split = g.split && !grouped && g.pieces.count == 0;
   const bool promote = g.x_fp8 || g.pieces.count > 0;
+  if (columns192) {
+    const int64_t item = g.out == Out::kAct ? 2 : 4;
+    t.staged = g.y_ld * item % 16 == 0 && (reinterpret_cast<uintptr_t>(g.y) & 15) == 0;
+    if (t.staged && !MapRows(&t.y_map, g.y, item, g.n, g.rows, g.y_ld)) return cudaErrorInvalidValue;
+    return StartE4M3(s, t, tiles);
+  }
   if (g.x_fp8)
     return wide ? Start<true, true, true>(s, t, tiles, split) : Start<true, false, true>(s, t, tiles, split);
   if (promote)

@@ -132,7 +132,9 @@ struct SortedRows {
   int tile_rows = kGemmTileRows;
   int64_t capacity = 0;
 };
-void LaunchQuantise(cudaStream_t s, const void* x, int64_t x_ld, int rows, int k, void* y, float* scale);
+// flat: scales as [block of 128][rows].
+void LaunchQuantise(cudaStream_t s, const void* x, int64_t x_ld, int rows, int k, void* y, float* scale,
+                    bool flat = false);
 // Row i from row sorted[i] / divide of x, zeros where there is none.
 void LaunchQuantiseSorted(cudaStream_t s, const void* x, int64_t x_ld, int k, const SortedRows& sorted,
                           int divide, void* y, float* scale);

@@ -38,7 +38,7 @@ __device__ __forceinline__ void Load8(const __nv_bfloat16* x, float (&v)[8]) {
 template <bool kSorted>
 __global__ void __launch_bounds__(256)
     QuantiseKernel(const __nv_bfloat16* x, int64_t x_ld, int k, const int32_t* sorted, int divide,
-                   const int32_t* tiles_used, int tile_rows, uint8_t* y, float* scale) {
+                   const int32_t* tiles_used, int tile_rows, bool flat, uint8_t* y, float* scale) {
   const int64_t r = blockIdx.x;
   const int c = int(blockIdx.y) * 2048 + int(threadIdx.x) * 8;
   int64_t from = r;
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(256)
   }
   float v[8] = {};
   if (from >= 0 && c < k) Load8(x + from * x_ld + c, v);
-  WriteBlock(v, y + r * k + c, c < k, c / 128 * 128 < k, scale + RowScaleAt(r, c >> 7, (k + 127) / 128));
+  WriteBlock(v, y + r * k + c, c < k, c / 128 * 128 < k,
+             scale + (flat ? int64_t(c >> 7) * gridDim.x + r : RowScaleAt(r, c >> 7, (k + 127) / 128)));
 }
 
 __global__ void __launch_bounds__(256)
@@ -107,10 +108,12 @@ __global__ void __launch_bounds__(256) SplitBF16Kernel(const float* x, int64_t n
 
 }  // namespace
 
-void LaunchQuantise(cudaStream_t s, const void* x, int64_t x_ld, int rows, int k, void* y, float* scale) {
+void LaunchQuantise(cudaStream_t s, const void* x, int64_t x_ld, int rows, int k, void* y, float* scale,
+                    bool flat) {
   if (rows == 0) return;
   QuantiseKernel<false><<<dim3(unsigned(rows), unsigned((k + 2047) / 2048)), 256, 0, s>>>(
-      static_cast<const __nv_bfloat16*>(x), x_ld, k, nullptr, 1, nullptr, 0, static_cast<uint8_t*>(y), scale);
+      static_cast<const __nv_bfloat16*>(x), x_ld, k, nullptr, 1, nullptr, 0, flat, static_cast<uint8_t*>(y),
+      scale);
 }
 
 void LaunchQuantiseSorted(cudaStream_t s, const void* x, int64_t x_ld, int k, const SortedRows& sorted,
@@ -118,7 +121,7 @@ void LaunchQuantiseSorted(cudaStream_t s, const void* x, int64_t x_ld, int k, co
   if (sorted.capacity == 0) return;
   QuantiseKernel<true><<<dim3(unsigned(sorted.capacity), unsigned((k + 2047) / 2048)), 256, 0, s>>>(
       static_cast<const __nv_bfloat16*>(x), x_ld, k, sorted.rows, divide, sorted.tiles_used, sorted.tile_rows,
-      static_cast<uint8_t*>(y), scale);
+      false, static_cast<uint8_t*>(y), scale);
 }
 
 void LaunchGatherSorted(cudaStream_t s, const void* x, int64_t x_ld, int k, const SortedRows& sorted,
