@@ -210,17 +210,21 @@ __global__ void __launch_bounds__(128)
   if (t == 0) reinterpret_cast<float*>(base + int64_t(kPage) * dim)[offset[r]] = s;
 }
 
-constexpr int kWriteRows = 8;  // of a block of the next two kernels, a warp each
+constexpr int kWriteRows = 8;     // of a block of the next kernels, a warp each
+constexpr int kBulkRows = 32768;  // from which on latent rows leave in one copy each
 
 // Rows of 512 + 64 values: a warp a row, lane l takes values 4 l .. of each tile of 128 and one pair of the
-// rope's.
-template <bool kFp8>
+// rope's. kBulk: a row is put together in shared memory and leaves in one copy. Its parts start in the middle
+// of sectors, so that parts stored by themselves cost a tenth of the rate; for few rows the way through
+// shared memory costs more than that.
+template <bool kFp8, bool kBulk>
 __global__ void __launch_bounds__(kWriteRows * 32)
     WriteLatent576Kernel(const float* ckv, int64_t ld, const float* norm, float eps, const int32_t* positions,
                          Rope rope, const int32_t* page, const int32_t* offset, int rows, Slab slab) {
   constexpr int kLora = 512, kHalf = 32;
   constexpr int64_t kRowBytes = kFp8 ? kLora + 16 + 4 * kHalf : 2 * kLora + 4 * kHalf;
-  const int r = int(blockIdx.x) * kWriteRows + int(threadIdx.x >> 5), lane = threadIdx.x & 31;
+  __shared__ __align__(16) std::byte staged[kBulk ? kWriteRows : 1][kRowBytes];
+  const int warp = int(threadIdx.x >> 5), r = int(blockIdx.x) * kWriteRows + warp, lane = threadIdx.x & 31;
   if (r >= rows) return;
   const int32_t at = __ldg(page + r), slot = __ldg(offset + r), position = __ldg(positions + r);
   const float* x = ckv + int64_t(r) * ld;
@@ -240,7 +244,8 @@ __global__ void __launch_bounds__(kWriteRows * 32)
 #pragma unroll
   for (int j = 0; j < 4; ++j) sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
   const float scale = rsqrtf(WarpSum(sum) / float(kLora) + eps);
-  std::byte* out = MutablePage(slab, at) + int64_t(slot) * kRowBytes;
+  std::byte* row = MutablePage(slab, at) + int64_t(slot) * kRowBytes;
+  std::byte* out = kBulk ? staged[warp] : row;
   float mine = 0;  // the scale of tile `lane`
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
@@ -268,6 +273,15 @@ __global__ void __launch_bounds__(kWriteRows * 32)
   } else {
     to[lane] = __float2bfloat16_rn(a);
     to[kHalf + lane] = __float2bfloat16_rn(b);
+  }
+  if constexpr (kBulk) {
+    FenceAsyncShared();
+    __syncwarp();
+    if (lane == 0) {
+      BulkStore(row, SharedAddress(out), uint32_t(kRowBytes));
+      BulkCommit();
+      BulkWaitRead<0>();
+    }
   }
 }
 
@@ -452,7 +466,11 @@ void LaunchWriteLatent(cudaStream_t s, const float* ckv, int64_t ld, const float
   if (rows == 0) return;
   if (lora == 512 && rope_dim == 64 && rope.half == 32 && slab.format != Elem::kF32 && ld % 4 == 0 &&
       Aligned16(ckv) && Aligned16(norm)) {
-    const auto kernel = slab.format == Elem::kE4M3 ? WriteLatent576Kernel<true> : WriteLatent576Kernel<false>;
+    const bool fp8 = slab.format == Elem::kE4M3;
+    const bool bulk =
+        rows >= kBulkRows && Aligned16(slab.base) && slab.page_bytes % 16 == 0 && slab.lane_stride % 16 == 0;
+    const auto kernel = fp8 ? (bulk ? WriteLatent576Kernel<true, true> : WriteLatent576Kernel<true, false>)
+                            : (bulk ? WriteLatent576Kernel<false, true> : WriteLatent576Kernel<false, false>);
     kernel<<<(rows + kWriteRows - 1) / kWriteRows, kWriteRows * 32, 0, s>>>(ckv, ld, norm, eps, positions,
                                                                             rope, page, offset, rows, slab);
     return;
