@@ -111,8 +111,10 @@ class BatchBench {
               Dequant dequant = Dequant::kFaster) {
     if (timer != nullptr && buffers_->on_device() && !timer->settle)
       timer->settle = [this] { queue_->Synchronize(); };
-    ForwardBatch f;
-    std::vector<int32_t> wanted;
+    ForwardBatch& f = batch_;
+    f.Clear();
+    std::vector<int32_t>& wanted = wanted_;
+    wanted.clear();
     for (int64_t s = 0; s < batch; ++s) {
       BatchSeq q;
       q.slot = SlotId(int32_t(s));
@@ -121,7 +123,8 @@ class BatchBench {
       q.start = int32_t(start);
       q.page_begin = int32_t(f.pages.size());
       q.num_pages = int32_t(CeilDiv(start + rows, kPageTokens));
-      for (int32_t p = 0; p < q.num_pages; ++p) f.pages.push_back(Page(s, p));
+      f.pages.resize(f.pages.size() + size_t(q.num_pages));
+      for (int32_t p = 0; p < q.num_pages; ++p) f.pages[size_t(q.page_begin + p)] = Page(s, p);
       for (int64_t i = 0; i < rows; ++i) {
         f.tokens.push_back(int32_t(random_.Below(uint64_t(loaded_.config.vocab_size))));
       }
@@ -229,6 +232,8 @@ class BatchBench {
 
   const LoadedModel& loaded_;
   BatchTables tables_;
+  ForwardBatch batch_;
+  std::vector<int32_t> wanted_;  // rows of it whose logits are
   SeededStream random_{1};
   double device_seconds_ = 0;
   int64_t pages_per_seq_ = 0;

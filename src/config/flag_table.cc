@@ -401,7 +401,7 @@ constexpr FlagSpec kFlags[] = {
      .help = "CUDA: rows of the largest step that runs as one recorded launch; 0: none.", .target = &S::cuda_graph_max_bs,
      .min = 0, .max = 4096},
     {.names = "--cuda-graph-bs", .group = kKernels, .type = kList, .metavar = "N", .help = "Captured batch sizes.",
-     .status = kNoEffect, .note = "each size is recorded when it comes for the second time"},
+     .status = kNoEffect, .note = "sizes are recorded in the warm-up, others when they come often"},
     {.names = "--disable-cuda-graph", .group = kKernels, .type = kSwitch, .help = "CUDA: launch every kernel of a step by itself.",
      .target = &S::disable_cuda_graph},
     {.names = "--disable-cuda-graph-padding", .group = kKernels, .type = kSwitch, .help = "Capture exact sizes only.",

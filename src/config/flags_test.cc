@@ -178,7 +178,7 @@ TEST(Flags, ListsTakeWordsUpToTheNextFlag) {
   EXPECT_THAT(
       config.notices,
       ElementsAre(
-          "--cuda-graph-bs has no effect here: each size is recorded when it comes for the second time"));
+          "--cuda-graph-bs has no effect here: sizes are recorded in the warm-up, others when they come often"));
 }
 
 TEST(Flags, BadValuesNameFlagValueAndLimit) {

@@ -41,10 +41,14 @@ CudaQueue::~CudaQueue() {
   cudaStreamDestroy(stream_);
 }
 
+void CudaQueue::Drop(const Recording& recording) {
+  for (cudaGraphExec_t piece : recording.pieces) cudaGraphExecDestroy(piece);
+}
+
 void CudaQueue::Forget() {
-  for (auto& [key, recording] : recordings_)
-    for (cudaGraphExec_t piece : recording.pieces) cudaGraphExecDestroy(piece);
+  for (const auto& [key, recording] : recordings_) Drop(recording);
   recordings_.clear();
+  policy_.Clear();
 }
 
 void CudaQueue::Synchronize() {
@@ -80,7 +84,8 @@ void CudaQueue::CopyRuns(std::span<const MemoryRun> runs) {
 
 bool CudaQueue::Replay(const ops::ReplayKey& key) {
   const auto found = recordings_.find(key);
-  if (found == recordings_.end() || found->second.pieces.empty()) return false;
+  if (found == recordings_.end()) return false;
+  policy_.Replayed(key);
   const std::vector<const char*>& names = found->second.ops;
   // The marks of a recorded step count from its own first op.
   const auto n = int32_t(std::min<size_t>(names.size(), size_t(kMostOps)));
@@ -94,14 +99,20 @@ bool CudaQueue::Replay(const ops::ReplayKey& key) {
 bool CudaQueue::Record(const ops::ReplayKey& key, int64_t rows) {
   if (rows > options_.graph_rows || !status_.ok()) return false;
   const UncountedDeviceCalls uncounted;
-  if (recordings_.size() >= kMostRecordings && !recordings_.contains(key)) Forget();
-  const auto [place, first] = recordings_.try_emplace(key);
-  if (first) return false;
-  recording_ = &place->second;
+  std::optional<ops::ReplayKey> evict;
+  if (!policy_.Comes(key, &evict)) return false;
+  if (evict.has_value()) {
+    Drop(recordings_[*evict]);  // replays of it that are enqueued go on
+    recordings_.erase(*evict);
+  }
   num_ops_.store(0, std::memory_order_release);
   cut_ = 1;
-  if (!BeginPiece()) recording_ = nullptr;
-  return recording_ != nullptr;
+  if (!BeginPiece()) {
+    policy_.Failed(key);
+    return false;
+  }
+  recording_ = &recordings_[key];
+  return true;
 }
 
 bool CudaQueue::BeginPiece() {

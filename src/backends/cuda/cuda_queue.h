@@ -17,6 +17,7 @@
 #include "backends/cuda/scratch_plan.h"
 #include "base/check.h"
 #include "ops/backend.h"
+#include "ops/replay_policy.h"
 
 namespace sluice::cuda {
 
@@ -48,8 +49,8 @@ class CudaQueue final : public ops::Queue {
   }
   void CopyRuns(std::span<const MemoryRun> runs) override;
   bool Replay(const ops::ReplayKey& key) override;
-  // At a key's second coming: the first run makes scratch large enough, and a step that comes once is not
-  // worth it.
+  // When the policy says so: at a key's second coming in the warm-up (the first makes scratch large enough),
+  // later for keys that come often.
   bool Record(const ops::ReplayKey& key, int64_t rows) override;
   void EndRecord() override;
   // Recorded launches are cut after 1, 2, 4, 8, 8, ... borders: to hand one over takes the host about a
@@ -61,7 +62,10 @@ class CudaQueue final : public ops::Queue {
   Status status() const override { return status_; }
   void BeginStep() override;
   Status EndStep(int64_t waits) override;
-  void WarmedUp() override { warm_ = true; }
+  void WarmedUp() override {
+    warm_ = true;
+    policy_.WarmedUp();
+  }
   std::string Where() const override;
 
   cudaStream_t stream() const { return stream_; }
@@ -82,13 +86,14 @@ class CudaQueue final : public ops::Queue {
   }
 
  private:
-  static constexpr size_t kMostRecordings = 256;
+  static constexpr int64_t kMostRecordings = 256, kComings = 8;
   static constexpr int32_t kMostOps = 1 << 14;  // of a step that Where can name
   static constexpr int32_t kMostBorders = 8;    // of a piece
   struct Recording {
-    std::vector<cudaGraphExec_t> pieces;  // none: came once
+    std::vector<cudaGraphExec_t> pieces;
     std::vector<const char*> ops;
   };
+  static void Drop(const Recording& recording);
   bool BeginPiece();
   bool EndPiece();
   void Note(cudaError_t error, const char* what) {
@@ -106,6 +111,7 @@ class CudaQueue final : public ops::Queue {
   std::vector<std::shared_ptr<CudaEvent>> events_;  // one that nobody else holds is free
   std::array<std::pair<std::shared_ptr<std::byte>, int64_t>, kScratchSlots> scratch_;
   std::map<ops::ReplayKey, Recording> recordings_;
+  ops::ReplayPolicy policy_{kMostRecordings, kComings};
   Recording* recording_ = nullptr;  // the one in progress
   int32_t borders_ = 0, cut_ = 0;   // of the piece in progress; at how many it ends
   std::shared_ptr<std::byte> ring_;
