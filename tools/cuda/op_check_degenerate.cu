@@ -1,6 +1,6 @@
 // Shapes at the edges of the catalogue: one row, one block of 128 inputs or outputs, sizes that are no
 // multiple of 128, experts without rows, no rows at all, and scales whose last dimension is 1.
-#include "tools/cuda/check.h"
+#include "tools/cuda/expert_run.h"
 
 namespace sluice::cuda {
 namespace {
@@ -63,71 +63,14 @@ void CheckFewExperts(int rows, int experts, int hidden, int inter, int topk, int
     if (only_expert < 0 && expert[i] == 1) expert[i] = 0;  // expert 1 gets no row
     weight[i] = 0.1f * float(i % 7 + 1);
   }
-  const int pairs = int(expert.size());
-  const int64_t cap = MaxSortedRows(pairs, experts, tile);
-  Dev<int32_t> e(expert), begins(static_cast<size_t>(experts)), sorted(static_cast<size_t>(cap)),
-      tiles(static_cast<size_t>(cap / tile + 1));
-  Dev<float> ew(weight), y(size_t(rows) * hidden), xs(size_t(RowScales(cap, hidden))),
-      as(size_t(RowScales(cap, inter))), su(size_t(experts) * WeightScales(2 * inter, hidden)),
-      sd(size_t(experts) * WeightScales(hidden, inter)), gate_up(size_t(cap) * 2 * inter);
-  Dev<__nv_bfloat16> x(size_t(rows) * hidden), out(size_t(pairs) * hidden);
-  Dev<uint8_t> x8(size_t(cap) * hidden), act(size_t(cap) * inter), wu(size_t(experts) * 2 * inter * hidden),
-      wd(size_t(experts) * inter * hidden);
-  Fill(x.p, x.n, 51);
-  Fill(wu.p, wu.n, 52);
-  Fill(wd.p, wd.n, 53);
-  Fill(su.p, su.n, 54, 2e-3f);
-  Fill(sd.p, sd.n, 55, 2e-3f);
-  out.Poison();
-  CUDA_OK(cudaMemset(y.p, 0, y.n * 4));
-  LaunchSortPairs(stream, e.p, pairs, experts, tile, nullptr, begins.p, sorted.p, tiles.p, int(cap));
-  const SortedRows s{sorted.p, tiles.p + cap / tile, tile, cap};
-  LaunchQuantiseSorted(stream, x.p, hidden, hidden, s, topk, x8.p, xs.p);
-  Gemm g;
-  g.rows = int(cap);
-  g.groups = experts;
-  g.tile_rows = tile;
-  g.tile_group = tiles.p;
-  g.tiles_used = tiles.p + cap / tile;
-  g.sorted = sorted.p;
-  g.x_fp8 = g.w_fp8 = true;
-  Gemm d = g;
-  g.k = hidden;
-  g.x = x8.p;
-  g.x_ld = hidden;
-  g.x_scale = xs.p;
-  g.w = wu.p;
-  g.scale64 = su.p;
-  if (tile == 128) {
-    g.n = inter;
-    g.y = act.p;
-    g.y_ld = inter;
-    g.y_scale = as.p;
-    CUDA_OK(LaunchGemm(stream, g));
-  } else {
-    g.n = 2 * inter;
-    g.y = gate_up.p;
-    g.y_ld = 2 * inter;
-    CUDA_OK(LaunchGemm(stream, g));
-    LaunchSiluQuantise(stream, gate_up.p, cap, inter, &s, act.p, as.p);
-  }
-  d.n = hidden;
-  d.k = inter;
-  d.x = act.p;
-  d.x_ld = inter;
-  d.x_scale = as.p;
-  d.w = wd.p;
-  d.scale64 = sd.p;
-  d.y = out.p;
-  d.y_ld = hidden;
-  d.out = Out::kAct;
-  d.scatter = true;
-  CUDA_OK(LaunchGemm(stream, d));
-  LaunchCombine(stream, out.p, true, e.p, ew.p, rows, topk, hidden, y.p);
+  ExpertRun run(experts, hidden, inter, topk, expert, weight, tile, 2e-3f);
+  run.out.Poison();
+  CUDA_OK(cudaMemset(run.y.p, 0, run.y.n * 4));
+  run.All();
   Done();
-  const auto xh = x.Get();
-  const auto wuh = wu.Get(), wdh = wd.Get();
-  const auto suh = su.Get(), sdh = sd.Get(), yh = y.Get();
+  const auto xh = run.x.Get();
+  const auto wuh = run.wu.Get(), wdh = run.wd.Get();
+  const auto suh = run.su.Get(), sdh = run.sd.Get(), yh = run.y.Get();
   double diff = 0, ref = 0;
   for (int i = 0; i < std::min(rows, 24); ++i) {
     const int r = i == 0 ? rows - 1 : int(Mix(i) % unsigned(rows));
