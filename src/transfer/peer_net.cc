@@ -183,10 +183,10 @@ void PeerNet::Watch(Connection& c) {
 void PeerNet::Send(PeerId peer, const ControlMessage& message) {
   Connection* c = Find(peer);
   if (c == nullptr || c->half_closed) return;
-  // A sign of life that waits for megabytes of a slow line is none.
-  auto at = c->out.end();
-  if (std::holds_alternative<Heartbeat>(message))
-    at = std::find_if(c->out.begin(), c->out.end(), [](const Out& o) { return o.id != 0 && !o.begun; });
+  // A sign of life that waits for megabytes of a slow line is none, and a room that is over does not wait for
+  // the pages of others.
+  const auto at =
+      std::find_if(c->out.begin(), c->out.end(), [](const Out& o) { return o.id != 0 && !o.begun; });
   Out& out = *c->out.emplace(at);
   out.owned = Encode(message);
   out.parts.push_back({out.owned.data(), out.owned.size()});

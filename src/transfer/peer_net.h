@@ -2,8 +2,8 @@
 //
 // One thread (the progress thread of a role) calls everything but Wake. A connection is a PeerId for as long
 // as it lives and never again: after OnClosed or Close not a byte of the peer is taken, so closing is a fence
-// for everything that arrives through this class. Order on a connection: a frame that is sent after pages
-// arrives after them.
+// for everything that arrives through this class. Control frames keep their order and pass pages that have
+// not begun: one that must come behind pages is sent when these are written or dropped.
 //
 // Bulk frame: u32 magic "SLD1" | u32 header bytes | u64 payload bytes | header | payload. The header says
 // which pages of which layers follow; the receiver decides where they land, or that they are thrown away.
@@ -66,7 +66,7 @@ class PeerNet {
   PeerId Connect(const std::string& host, int port);
   void Send(PeerId peer, const ControlMessage& message);
   // One frame of a write, which may have several, in order; the write is reported with its last one. The
-  // memory must stay readable until TakeWritten has reported it. Heartbeats pass frames that wait.
+  // memory must stay readable until TakeWritten has reported it.
   void SendBulk(PeerId peer, WriteId id, const BulkHeader& header, std::vector<iovec> payload, bool last);
   // Drops frames of the room that have not begun; their writes are reported as failed once none is under way.
   void DropBulk(RoomId room);

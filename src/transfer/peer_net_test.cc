@@ -95,17 +95,40 @@ TEST_F(PagesAndFrames, APeerThatBreaksWhileWeSendIsReportedByTheNextPoll) {
   close(listener);
 }
 
-TEST_F(PagesAndFrames, HeartbeatsPassPagesThatWaitAndOtherFramesDoNot) {
+TEST_F(PagesAndFrames, FramesPassPagesThatHaveNotBegunAndKeepTheirOrder) {
   from_.net.SetRateLimit(1e6);
   std::vector<char> pages(64 << 10);
   for (WriteId id = 1; id <= 4; ++id) SendPages(id, 7, true, &pages);
-  from_.net.Send(to_peer_, AbortAck{7});
+  from_.net.Send(to_peer_, AbortAck{9});
   from_.net.Send(to_peer_, Heartbeat{1, 2, {7}, {}});
-  for (int i = 0; i < 3000 && to_.events.frames.size() < 2; ++i) Both();
-  ASSERT_EQ(to_.events.frames.size(), 2u);
-  EXPECT_TRUE(std::holds_alternative<Heartbeat>(to_.events.frames[0]));
-  EXPECT_TRUE(std::holds_alternative<AbortAck>(to_.events.frames[1]));
-  EXPECT_EQ(to_.events.arrived[7], 4 * pages.size()) << "the answer came behind all pages";
+  from_.net.Send(to_peer_, AbortAck{8});
+  for (int i = 0; i < 3000 && to_.events.frames.size() < 3; ++i) Both();
+  ASSERT_EQ(to_.events.frames.size(), 3u);
+  EXPECT_EQ(std::get<AbortAck>(to_.events.frames[0]).room, 9u);
+  EXPECT_TRUE(std::holds_alternative<Heartbeat>(to_.events.frames[1]));
+  EXPECT_EQ(std::get<AbortAck>(to_.events.frames[2]).room, 8u);
+  EXPECT_LT(to_.events.arrived[7], 4 * pages.size());
+}
+
+// As a room's end does: what has begun is out before, what has not is dropped.
+TEST_F(PagesAndFrames, AFrameThatIsSentWhenPagesAreWrittenOrDroppedComesBehindThem) {
+  from_.net.SetRateLimit(4e6);
+  std::vector<char> pages(300 << 10);
+  for (WriteId id = 1; id <= 3; ++id) SendPages(id, 7, true, &pages);
+  for (int i = 0; i < 3; ++i) from_.Poll();
+  from_.net.DropBulk(7);
+  size_t written = from_.net.TakeWritten().size();
+  for (int i = 0; i < 3000 && written < 3; ++i) {
+    Both();
+    written += from_.net.TakeWritten().size();
+  }
+  ASSERT_EQ(written, 3u);
+  from_.net.Send(to_peer_, AbortAck{7});
+  for (int i = 0; i < 3000 && to_.events.frames.empty(); ++i) Both();
+  ASSERT_EQ(to_.events.frames.size(), 1u);
+  const uint64_t before = to_.events.arrived[7];
+  for (int i = 0; i < 50; ++i) Both();
+  EXPECT_EQ(to_.events.arrived[7], before) << "pages came behind the answer";
 }
 
 TEST_F(PagesAndFrames, AWriteOfSeveralFramesIsReportedOnceWithItsLast) {

@@ -1,4 +1,4 @@
-"""Random kill -9, SIGSTOP and restarts of instances under load with the router up. Every client gets an answer or an
+"""Random kill -9, SIGSTOP and restarts of instances, and broken connections between them, under load with the router up. Every client gets an answer or an
 error in time, every answer is right, and when all is quiet nothing has leaked."""
 import argparse
 import random
@@ -27,7 +27,7 @@ def main():
     c = Cluster(prefills=2, decodes=2, policy="power_of_two",
                 common=TIMES + ["--disaggregation-transfer-backend", o.backend, "--chunked-prefill-size", "256"],
                 prefill=["--disaggregation-rate-limit", "20", "--disaggregation-layer-group", "2"],
-                router=["--health-check-timeout", "1"])
+                router=["--health-check-timeout", "1"], middles=True)
     counts, lock, over = {}, threading.Lock(), threading.Event()
     wrong = []
 
@@ -60,9 +60,13 @@ def main():
             if p.process.poll() is not None:
                 wrong.append(f"{p.words} ended by itself: {p.process.returncode}: {p.text()[-500:]}")
         victim = rng.choice(c.instances())
-        what = rng.choice(["kill", "stop", "short stop", "restart"])
+        what = rng.choice(["kill", "stop", "short stop", "restart", "cut"])
         hurt[what] = hurt.get(what, 0) + 1
-        if what == "kill":
+        if what == "cut":
+            for _ in range(rng.randrange(1, 6)):
+                rng.choice(c.middles).cut()
+                time.sleep(rng.uniform(0, 0.3))
+        elif what == "kill":
             victim.kill()
             time.sleep(rng.uniform(0, 1))
             victim.start()
@@ -78,7 +82,8 @@ def main():
     over.set()
     for t in threads:
         t.join()
-    print(f"answers by status: {counts}; faults: {hurt}")
+    resumes = [call(p.url, "/server_info")[1]["disaggregation"]["resumes"] for p in c.prefills]
+    print(f"answers by status: {counts}; faults: {hurt}; rooms resumed since the last restarts: {sum(resumes)}")
     for w in wrong[:10]:
         print("WRONG", w)
     try:

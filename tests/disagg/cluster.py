@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -39,6 +40,58 @@ class Awake:
 
 
 awake = Awake()
+
+
+class Middle:
+    """Carries connections to a port, and resets them on request: the network between two instances that live."""
+
+    def __init__(self, port):
+        self.to, self.pairs, self.lock = port, [], threading.Lock()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            near, _ = self.listener.accept()
+            try:
+                far = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:
+                near.close()
+                continue
+            pair = (near, far)
+            with self.lock:
+                self.pairs.append(pair)
+            for a, b in (pair, pair[::-1]):
+                threading.Thread(target=self.carry, args=(a, b, pair), daemon=True).start()
+
+    def carry(self, a, b, pair):
+        try:
+            while data := a.recv(1 << 16):
+                b.sendall(data)
+        except OSError:
+            pass
+        self.drop(pair)
+
+    def drop(self, pair, how=socket.SHUT_RDWR):
+        with self.lock:
+            if pair in self.pairs:
+                self.pairs.remove(pair)
+        for s in pair:
+            try:
+                s.shutdown(how)
+            except OSError:
+                pass
+
+    def cut(self):
+        """How many connections there were."""
+        with self.lock:
+            pairs = list(self.pairs)
+        for pair in pairs:
+            for s in pair:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.drop(pair)
+        return len(pairs)
 
 
 class Process:
@@ -110,9 +163,10 @@ def parse(text):
 
 
 class Cluster:
-    """NP prefill and ND decode instances behind a router."""
+    """NP prefill and ND decode instances behind a router; with `middles`, decode reaches each prefill through one."""
 
-    def __init__(self, prefills=1, decodes=1, common=(), prefill=(), decode=(), router=(), policy="round_robin"):
+    def __init__(self, prefills=1, decodes=1, common=(), prefill=(), decode=(), router=(), policy="round_robin", middles=False):
+        self.middles = []
         self.folder = tempfile.mkdtemp(prefix="sluice-pd-")
         base = ["serve", "--threads", "1", "--log-level", "info", "--max-total-tokens", "8192", *common]
         self.prefills, self.decodes = [], []
@@ -122,6 +176,9 @@ class Cluster:
             self.prefills.append(Process(
                 base + ["--port", str(free_port()), "--disaggregation-mode", "prefill",
                         "--disaggregation-bootstrap-port", port, *prefill], f"{self.folder}/prefill{i}.log"))
+            if middles:
+                self.middles.append(Middle(int(port)))
+                port = str(self.middles[-1].port)
             words += ["--prefill", self.prefills[-1].url, port]
         for i in range(decodes):
             self.decodes.append(Process(
