@@ -307,7 +307,7 @@ class PdWorld {
     const uint64_t epoch = prefill_[p].epoch;
     for (size_t d = 0; d < decode_.size(); ++d) {
       At(now_ + Nanos(random_.Below(uint64_t(notice / kMs) + 1)) * kMs, [=, this] {
-        cut_[{p, old, int(d)}] = now_;
+        cut_.try_emplace({p, old, int(d)}, now_);
         decode_[d].last_beat[p] = now_;
         decode_[d].rooms->OnPeerCut(PeerId(old * 16 + p), Unavailable("the connection broke"), now_);
         const Nanos latest = only_cuts_ ? 800 : 2000;  // some come too late
@@ -613,7 +613,10 @@ class PdWorld {
       const int p = fence->peer.value % 16, connection = fence->peer.value / 16;
       const PeerId at_decode = fence->peer;
       At(now_ + Nanos(random_.Below(100)) * kMs, [=, this] {
-        if (connection != connection_[p]) return decode_[d].rooms->OnFenced(at_decode, now_);
+        if (connection != connection_[p]) {  // broken already, which decode may not know: it closes its end
+          cut_.try_emplace({p, connection, d}, now_);
+          return decode_[d].rooms->OnPeerCut(at_decode, Unavailable("it did not answer"), now_);
+        }
         Cut(p, connection);
       });
     }
