@@ -87,7 +87,7 @@ void PrefillRooms::OnReserve(PeerId peer, const Reserve& reserve, Nanos now) {
   }
   if (tombstones_.contains(reserve.room)) {
     if (const auto f = finished_.find(reserve.room);
-        f != finished_.end() && f->second.decode_epoch == reserve.sender_epoch) {
+        f != finished_.end() && reserve.sender_epoch != 0 && f->second.decode_epoch == reserve.sender_epoch) {
       actions_.push_back(SendFrame{peer, f->second.complete});
       return;
     }
