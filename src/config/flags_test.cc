@@ -175,10 +175,8 @@ TEST(Flags, ChoicesHaveSynonymsAndNoneIsEmpty) {
 TEST(Flags, ListsTakeWordsUpToTheNextFlag) {
   const ServerConfig config = Config("--cuda-graph-bs 1 2 4 8 --port 9");
   EXPECT_EQ(config.port, 9);
-  EXPECT_THAT(
-      config.notices,
-      ElementsAre(
-          "--cuda-graph-bs has no effect here: sizes are recorded in the warm-up, others when they come often"));
+  EXPECT_THAT(config.notices, ElementsAre("--cuda-graph-bs has no effect here: sizes are recorded in the "
+                                          "warm-up, others when they come often"));
 }
 
 TEST(Flags, BadValuesNameFlagValueAndLimit) {
