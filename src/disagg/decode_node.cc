@@ -140,7 +140,11 @@ void DecodeNode::Cancel(RoomId id, Status why) {
   });
 }
 
-void DecodeNode::OnConnected(PeerId peer, bool) { net_.Send(peer, self_); }
+void DecodeNode::OnConnected(PeerId peer, bool) {
+  Hello hello = self_;
+  hello.own_end = net_.LocalEnd(peer);
+  net_.Send(peer, hello);
+}
 
 const Hello* DecodeNode::PeerHello(PeerId peer) const {
   const auto it = peers_.find(peer);
@@ -264,7 +268,7 @@ void DecodeNode::Closed(PeerId peer, const Status& why, bool may_return) {
   for (auto& [id, room] : open_) {
     if (room.peer != peer) continue;
     // Now after a connection that broke; at a pace while none comes about.
-    const bool again = may_return && (was_ready || rooms_.IsCut(id));
+    const bool again = may_return && (room.opened ? rooms_.IsCut(id) : was_ready);
     if (again)
       room.reach_at = was_ready ? now : now + kReachPace;
     else

@@ -290,7 +290,7 @@ class Cut : public Pair {
   std::unique_ptr<Middle> middle_;
   std::vector<PageId> source_, pages_;
 };
-INSTANTIATE_TEST_SUITE_P(Transports, Cut, ::testing::Values("shm", "tcp"));
+INSTANTIATE_TEST_SUITE_P(Transports, Cut, ::testing::Values("tcp"));
 INSTANTIATE_TEST_SUITE_P(OverUcx, Cut, ::testing::Values("ucx"));
 
 TEST_P(Cut, ARoomOutlivesItsConnectionAndGetsWhatHadNotArrived) {
@@ -427,6 +427,35 @@ TEST(Nodes, TransportsThatDoNotMeetAreNamed) {
   ASSERT_FALSE(events.empty());
   EXPECT_NE(Message(events[0].status).find("shm here, tcp there"), std::string_view::npos)
       << events[0].status;
+}
+
+TEST(Nodes, SharedMemoryIsNotTakenThroughAProxy) {
+  NodeOptions o;
+  o.bootstrap_port = 0;
+  auto pool = *DevicePool::MakeShared(Layout(), 1, 8);
+  const auto join = [&](const char* backend, auto&& then) {
+    o.backend = backend;
+    auto prefill = *PrefillNode::Start(o, Layout(), *pool, [] {});
+    auto decode = *DecodeNode::Start(o, Layout(), *pool, [] {});
+    Middle middle(prefill->port());
+    decode->Announce(1, "127.0.0.1", middle.port());
+    std::vector<RoomEvent> events;
+    for (int i = 0; i < 3000 && events.empty() && decode->Stats().peers.empty(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      decode->TakeEvents(&events);
+    }
+    then(*decode, events);
+  };
+  join("shm", [](DecodeNode&, const std::vector<RoomEvent>& events) {
+    ASSERT_FALSE(events.empty());
+    EXPECT_NE(Message(events[0].status).find("shm: the connection goes through a proxy"),
+              std::string_view::npos)
+        << events[0].status;
+  });
+  join("auto", [](DecodeNode& decode, const std::vector<RoomEvent>&) {
+    ASSERT_EQ(decode.Stats().peers.size(), 1u);
+    EXPECT_NE(decode.Stats().peers[0].find("(tcp"), std::string::npos) << decode.Stats().peers[0];
+  });
 }
 
 TEST(Nodes, FakeMovesNothingAndNeedsNoPeer) {

@@ -1,5 +1,7 @@
 #include "disagg/prefill_node.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "transfer/staged_tcp_transport.h"
 #include "transfer/tcp_transport.h"
@@ -189,6 +191,11 @@ void PrefillNode::Greet(PeerId peer, const Hello& theirs) {
     Status status;
     if (transport->capabilities().same_host_only && theirs.host_id != self_.host_id)
       status = Unavailable("{}: host {} here, {} there", name, self_.host_id, theirs.host_id);
+    else if (const std::string end = net_.RemoteEnd(peer);
+             transport->capabilities().one_sided && theirs.own_end != end)
+      // Decode takes the end of the connection for the end of all writes, which is a proxy's to give then.
+      status = Unavailable("{}: the connection goes through a proxy ({} there, {} here)", name,
+                           theirs.own_end, end);
     else
       status = transport->AddPeer(peer, theirs);
     if (status.ok()) {
@@ -339,9 +346,14 @@ void PrefillNode::Perform(Nanos now) {
       if (auto* send = std::get_if<SendFrame>(&action)) {
         if (auto* complete = std::get_if<Complete>(&send->message);
             complete != nullptr && options_.self_check) {
-          if (timing_.contains(complete->room)) digests_[complete->room] = Digests(complete->room);
-          complete->page_digests = digests_[complete->room];  // also of one that is said again
-          if (digests_.size() > kDigestsKept) digests_.erase(digests_.begin());
+          if (timing_.contains(complete->room)) {
+            complete->page_digests = Digests(complete->room);
+            digests_.emplace_back(complete->room, complete->page_digests);
+            if (digests_.size() > kDigestsKept) digests_.pop_front();
+          } else if (const auto said = std::ranges::find(digests_, complete->room, &SaidDigests::first);
+                     said != digests_.end()) {  // it is said again
+            complete->page_digests = said->second;
+          }
         }
         if (send->peer != kFakePeer) net_.Send(send->peer, send->message);
       } else if (auto* write = std::get_if<PostWrite>(&action)) {

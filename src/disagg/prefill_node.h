@@ -1,6 +1,7 @@
 // The sending half: follows the forward layer by layer and moves final pages into decode's pool.
 #pragma once
 
+#include <deque>
 #include <map>
 
 #include "disagg/node.h"
@@ -64,7 +65,8 @@ class PrefillNode final : public Node {
     std::shared_ptr<RoomTimeline> timeline = std::make_shared<RoomTimeline>();
   };
   std::unordered_map<RoomId, Timing> timing_;
-  std::map<RoomId, std::vector<Digest256>> digests_;  // of rooms that ended last, for the self-check
+  using SaidDigests = std::pair<RoomId, std::vector<Digest256>>;
+  std::deque<SaidDigests> digests_;  // of rooms that ended last, for the self-check
   struct Write {
     RoomId room = 0;
     size_t move = 0;  // of the room's timeline; kMovesMax: left out

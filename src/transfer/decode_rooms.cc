@@ -220,7 +220,7 @@ void DecodeRooms::OnPeerCut(PeerId peer, const Status& why, Nanos now) {
     const uint64_t bytes = std::max(room.bytes_seen, room.reported.bytes);
     room.fruitless = bytes > room.bytes_at_cut ? 0 : room.fruitless + 1;
     room.bytes_at_cut = bytes;
-    if (room.state == State::kAborting || room.fruitless > kFruitlessMax) {
+    if (room.state == State::kAborting || room.fruitless > kFruitlessMax || room.resumes >= kResumesMax) {
       ended.push_back(id);
       continue;
     }

@@ -68,6 +68,7 @@ class DecodeRooms {
  private:
   enum class State { kWaiting, kCut, kAborting };
   static constexpr int kFruitlessMax = 3;  // connections that broke one after another without a byte
+  static constexpr int64_t kResumesMax = 256;
   struct Room {
     State state = State::kWaiting;
     PeerId peer;

@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "fmt/format.h"
 
 namespace sluice::transfer {
 namespace {
@@ -295,10 +296,14 @@ bool PeerNet::Flush(Connection& c) {
   return true;
 }
 
-void PeerNet::Drop(Connection& c, const Status& why) {
+void PeerNet::Leave(const Connection& c, const Status& why) {
   for (const Out& o : c.out)
     if (o.last) written_.push_back({o.id, why});
   epoll_ctl(epoll_, EPOLL_CTL_DEL, c.fd, nullptr);
+}
+
+void PeerNet::Drop(Connection& c, const Status& why) {
+  Leave(c, why);
   close(c.fd);
   connections_.erase(c.peer.value);
 }
@@ -322,10 +327,13 @@ void PeerNet::HalfClose(PeerId peer) {
 }
 
 void PeerNet::End(PeerId peer, const Status& why) {
-  Connection* c = Find(peer);
-  if (c == nullptr) return;
-  Drop(*c, why);
+  const auto it = connections_.find(peer.value);
+  if (it == connections_.end()) return;
+  const std::unique_ptr<Connection> c = std::move(it->second);
+  connections_.erase(it);
+  Leave(*c, why);
   events_->OnClosed(peer, why);
+  close(c->fd);  // last: the peer takes it for the end of all that this side writes
 }
 
 void PeerNet::EndBroken() {
@@ -568,6 +576,28 @@ StatusOr<PeerNet::Ends> PeerNet::EndsOf(PeerId peer) const {
       getpeername(it->second->fd, reinterpret_cast<sockaddr*>(&ends.remote), &remote) != 0)
     return Unavailable("the connection is gone");
   return ends;
+}
+
+namespace {
+std::string NameOf(const sockaddr_storage& end) {
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&end), sizeof end, host, sizeof host, port, sizeof port,
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "";
+  std::string_view name = host;
+  if (name.starts_with("::ffff:")) name.remove_prefix(7);  // a listener for both families sees IPv4 so
+  return fmt::format("{} {}", name, port);
+}
+}  // namespace
+
+std::string PeerNet::LocalEnd(PeerId peer) const {
+  const StatusOr<Ends> ends = EndsOf(peer);
+  return ends.ok() ? NameOf(ends->local) : "";
+}
+
+std::string PeerNet::RemoteEnd(PeerId peer) const {
+  const StatusOr<Ends> ends = EndsOf(peer);
+  return ends.ok() ? NameOf(ends->remote) : "";
 }
 
 void PeerNet::Watch(int fd) {

@@ -81,6 +81,9 @@ class PeerNet {
     sockaddr_storage local, remote;
   };
   StatusOr<Ends> EndsOf(PeerId peer) const;
+  // "address port" of this side's end and of the other's; "" when there is no connection.
+  std::string LocalEnd(PeerId peer) const;
+  std::string RemoteEnd(PeerId peer) const;
   Nanos LastHeard(PeerId peer) const;  // of any byte; 0 for an unknown peer
   void SetRateLimit(double bytes_per_second) { rate_ = bytes_per_second; }
 
@@ -145,6 +148,7 @@ class PeerNet {
   void TakeBulkBytes(Connection& c, std::span<const std::byte> bytes);
   void End(PeerId peer, const Status& why);
   void EndBroken();
+  void Leave(const Connection& c, const Status& why);
   void Drop(Connection& c, const Status& why);
   void Watch(Connection& c);
 

@@ -5,7 +5,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <functional>
 #include <map>
+
+#include "transfer/tcp_transport.h"
 
 namespace sluice::transfer {
 namespace {
@@ -19,6 +22,7 @@ class Events final : public PeerEvents {
   void OnClosed(PeerId peer, const Status& why) override {
     EXPECT_TRUE(polling) << "the end of a peer is told from within Poll alone";
     closed[peer.value] = why;
+    if (meanwhile) meanwhile();
   }
   StatusOr<std::vector<iovec>> Place(PeerId, const BulkHeader& header) override {
     headers.push_back(header);
@@ -27,6 +31,7 @@ class Events final : public PeerEvents {
   void OnBulkDone(PeerId, RoomId room, uint64_t bytes) override { arrived[room] += bytes; }
 
   bool polling = false;
+  std::function<void()> meanwhile;  // while the end of a peer is told
   std::vector<PeerId> connected;
   std::vector<ControlMessage> frames;
   std::map<int32_t, Status> closed;
@@ -93,6 +98,52 @@ TEST_F(PagesAndFrames, APeerThatBreaksWhileWeSendIsReportedByTheNextPoll) {
   EXPECT_EQ(from_.events.closed.count(peer.value), 1u);
   EXPECT_FALSE(from_.net.Has(peer));
   close(listener);
+}
+
+TEST_F(PagesAndFrames, APeerSeesTheEndOnlyWhenWhatWritesHereHasBeenToldOfIt) {
+  const PeerId from_peer = to_.events.connected[0];
+  bool seen_early = false;
+  from_.events.meanwhile = [&] {
+    to_.Poll(5);
+    seen_early = to_.events.closed.contains(from_peer.value);
+  };
+  to_.net.HalfClose(from_peer);
+  for (int i = 0; i < 500 && from_.events.closed.empty(); ++i) from_.Poll();
+  ASSERT_TRUE(from_.events.closed.contains(to_peer_.value));
+  EXPECT_FALSE(seen_early);
+  for (int i = 0; i < 500 && to_.events.closed.empty(); ++i) to_.Poll();
+  EXPECT_TRUE(to_.events.closed.contains(from_peer.value));
+}
+
+TEST_F(PagesAndFrames, AWriteThatHasJustLeftWhenItsPeerIsRemovedEndsOnceAndUnfinished) {
+  ModelConfig m;
+  m.num_layers = 2;
+  m.num_heads = 1;
+  m.kv_lora_rank = 64;
+  m.qk_rope = 32;
+  m.index.num_heads = 1;
+  m.index.head_dim = 32;
+  m.index.topk = 16;
+  m.index.computes = {true, false};
+  m.layer_is_moe.assign(2, false);
+  const auto pool = *DevicePool::Make(*KvLayout::Make(m, {}), 1, 8);
+  const auto transport = MakeTcpTransport(*pool, &from_.net, {});
+  ASSERT_TRUE(transport->AddPeer(to_peer_, Hello{}).ok());
+  transport->Post({.id = 1,
+                   .room = 7,
+                   .peer = to_peer_,
+                   .layers = {LogicalLayer(0), LogicalLayer(1)},
+                   .pages = {{.from = PageId(2), .to = PageId(3)}}});
+  transport->RemovePeer(to_peer_);  // what has left may have arrived or not: decode has said nothing
+  std::vector<WriteDone> done;
+  for (int i = 0; i < 5; ++i) {
+    from_.Poll();
+    transport->Poll(&done);
+  }
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].id, 1u);
+  EXPECT_FALSE(done[0].status.ok());
+  EXPECT_EQ(done[0].layers, 0);
 }
 
 TEST_F(PagesAndFrames, FramesPassPagesThatHaveNotBegunAndKeepTheirOrder) {

@@ -1,5 +1,7 @@
 #include "transfer/prefill_rooms.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/plant.h"
 
@@ -535,8 +537,9 @@ void PrefillRooms::MaybeFinish(RoomId id, Nanos now) {
   Complete complete{id, uint64_t(room.bytes), {}, std::move(room.aux), {}};
   if (Planted(Plant::kMixedAux)) std::swap(complete.aux.cached_device, complete.aux.cached_host);
   for (const auto& [key, pages] : room.counts) complete.counts.push_back({key.first, key.second, pages});
-  if (finished_.size() < kFinishedKept)
-    finished_[id] = {room.reserve.sender_epoch, complete, now + options_.ResumeTime()};
+  if (finished_.size() >= kFinishedKept)  // the newest are those whose connection may have broken just now
+    finished_.erase(std::ranges::min_element(finished_, {}, [](const auto& f) { return f.second.until; }));
+  finished_[id] = {room.reserve.sender_epoch, complete, now + options_.ResumeTime()};
   actions_.push_back(SendFrame{room.peer, std::move(complete)});
   ++stats_.rooms_completed;
   CountMode(room);

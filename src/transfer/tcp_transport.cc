@@ -55,8 +55,9 @@ class TcpTransport final : public Transport {
     net_->Close(peer);
     sent_.Forget(peer);
     for (auto it = writes_.begin(); it != writes_.end();) {
-      const auto at = it++;  // those that are not out come from the net
-      if (at->second.peer == peer && at->second.out) End(at, Unavailable("the connection was cut"));
+      const auto at = it++;  // the net reads none any more, whatever it has told of them or will
+      if (at->second.peer == peer)
+        End(at, at->second.waiting == 0 ? OkStatus() : Unavailable("the connection was cut"));
     }
   }
   void DropRoom(RoomId room) override { net_->DropBulk(room); }

@@ -145,7 +145,7 @@ void Fields(S&& s, auto& m) {
   if constexpr (std::is_same_v<M, Hello>) {
     s(m.instance_id, m.epoch, m.role, m.model_name, m.content_fingerprint, m.numerics_class, m.page_tokens,
       m.latent_dtype, m.index_dtype, m.latent_page_bytes, m.index_page_bytes, m.latent_layers, m.index_layers,
-      m.lanes, m.pages_per_lane, m.max_tokens, m.max_rooms, m.regions, m.host_id, m.transports);
+      m.lanes, m.pages_per_lane, m.max_tokens, m.max_rooms, m.regions, m.host_id, m.transports, m.own_end);
   } else if constexpr (std::is_same_v<M, HelloAck>) {
     s(m.epoch, m.refusal, m.transport);
   } else if constexpr (std::is_same_v<M, Reserve>) {

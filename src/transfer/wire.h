@@ -48,6 +48,8 @@ struct Hello {
   std::vector<std::string> regions;     // per lane: transport's handle of its arena
   std::string host_id;                  // equal on both sides: shared memory can work
   std::vector<std::string> transports;  // that this side accepts, best first
+  // Decode's end of this connection as it sees it: another one than prefill sees tells of a proxy between.
+  std::string own_end;
 };
 
 struct HelloAck {
